@@ -1,0 +1,5 @@
+"""Oracles, error measures, verdicts and tests for attention kernels; importing it configures JAX (see `verify.runtime`)."""
+
+from verify.runtime import configure
+
+configure()

@@ -1,0 +1,1 @@
+"""The judge of softmax attention: problems, oracles, the numerical contract, measures."""

@@ -1,0 +1,232 @@
+"""Cases: small readable descriptions from which the exact bits of q, k, v follow on any machine.
+
+A case is a shape, a seed, and a list of edits.  The base values come from a counter-based generator defined here, in
+integers, so that they depend on no library's version; edits set, scale or copy words.  `AttentionCase.to_json` is what
+a case file holds, with the digest of the bits it must build.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from verify.attention.problem import BF16, AttentionProblem
+
+FORMAT = "flywheel-attention-case/1"
+TENSORS = ("q", "k", "v")
+
+
+class CaseError(ValueError):
+    """A case file that cannot be read, or that does not build the bits it promises."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Edit:
+    """One change of one tensor, applied to `heads` (None: all) and to tokens start, start+step, .. < stop.
+
+    Attributes:
+        tensor: q, k or v.
+        op: `set` every word of the lanes to `value`; `scale` by 2**value; `mod`: token t holds t mod value;
+            `copy`: tokens hold what token `value` holds.
+        value: a hexadecimal float, `nan`, `inf`, `-inf`, or an integer.
+        heads: heads of the tensor (KV heads for k and v).
+        start, stop, step: tokens, as in a slice.
+        lanes: (start, stop) along head_dim; None: all.
+    """
+
+    tensor: str
+    op: str
+    value: str
+    heads: tuple[int, ...] | None = None
+    start: int = 0
+    stop: int | None = None
+    step: int = 1
+    lanes: tuple[int, int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionCase:
+    """A dense attention problem in words.
+
+    Attributes:
+        name: says what is special about the case.
+        shape: batch, heads, kv_heads, q_len, kv_len, head_dim.
+        causal: bottom-right aligned.
+        scale: hexadecimal float; None is 1 / sqrt(head_dim).
+        seed: of the base values.
+        exponents: log2 of the base values' standard deviation, for q, k, v; None: the tensor starts as zero.
+        edits: applied in order.
+        config: (block_q, block_kv, fragment) that the case was found with; 0 leaves one to the kernel.
+        provenance: how the case was found, when, at which versions.
+    """
+
+    name: str
+    shape: tuple[int, int, int, int, int, int]
+    causal: bool = True
+    scale: str | None = None
+    seed: int = 0
+    exponents: tuple[int | None, int | None, int | None] = (0, 0, 0)
+    edits: tuple[Edit, ...] = ()
+    config: tuple[int, int, int] = (0, 0, 0)
+    provenance: str = ""
+
+    @property
+    def scale_value(self) -> float:
+        return 1.0 / math.sqrt(self.shape[5]) if self.scale is None else float.fromhex(self.scale)
+
+    def build(self) -> AttentionProblem:
+        """The problem; bit for bit the same everywhere."""
+        batch, heads, kv_heads, q_len, kv_len, head_dim = self.shape
+        shapes = {
+            "q": (batch, heads, q_len, head_dim),
+            "k": (batch, kv_heads, kv_len, head_dim),
+            "v": (batch, kv_heads, kv_len, head_dim),
+        }
+        arrays = {
+            name: base_values(shapes[name], self.seed * len(TENSORS) + stream, exponent)
+            for stream, (name, exponent) in enumerate(zip(TENSORS, self.exponents, strict=True))
+        }
+        for edit in self.edits:
+            _apply(edit, arrays[edit.tensor])
+        return AttentionProblem(arrays["q"], arrays["k"], arrays["v"], self.causal, self.scale_value)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object that `from_json` reads back; defaults are left out."""
+        body: dict[str, Any] = {"format": FORMAT}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "edits":
+                value = [_edit_to_json(edit) for edit in value]
+            if field.name in ("name", "shape", "causal") or value != field.default and value != []:
+                body[field.name] = list(value) if isinstance(value, tuple) else value
+        body["sha256"] = digest(self.build())
+        return body
+
+    @staticmethod
+    def from_json(body: dict[str, Any]) -> AttentionCase:
+        """Read a case and check that it builds the bits that it was written with.
+
+        Raises:
+            CaseError: wrong format, unknown or missing fields, or other bits.
+        """
+        if body.get("format") != FORMAT:
+            message = f"format must be {FORMAT}, got {body.get('format')!r}"
+            raise CaseError(message)
+        fields = {key: value for key, value in body.items() if key not in ("format", "sha256")}
+        try:
+            fields["edits"] = tuple(_edit_from_json(edit) for edit in fields.get("edits", ()))
+            for key in ("shape", "exponents", "config"):
+                if key in fields:
+                    fields[key] = tuple(fields[key])
+            case = AttentionCase(**fields)
+            found = digest(case.build())
+        except (TypeError, ValueError, KeyError, IndexError) as error:
+            message = f"case {body.get('name')!r} cannot be built: {error}"
+            raise CaseError(message) from error
+        if "sha256" in body and body["sha256"] != found:
+            message = f"case {case.name!r} builds other bits than it was written with: {found} instead of {body['sha256']}"
+            raise CaseError(message)
+        return case
+
+
+def save_case(case: AttentionCase, path: Path) -> None:
+    """Write a case file; the file appears whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(case.to_json(), indent=1) + "\n", encoding="utf-8")
+    partial.replace(path)
+
+
+def load_case(path: Path) -> AttentionCase:
+    """Read a case file.
+
+    Raises:
+        CaseError: names the file and what is wrong with it.
+    """
+    try:
+        return AttentionCase.from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, json.JSONDecodeError, CaseError) as error:
+        message = f"{path}: {error}"
+        raise CaseError(message) from error
+
+
+def digest(problem: AttentionProblem) -> str:
+    """SHA-256 over the shapes and words of q, k and v, the mask and the scale."""
+    h = hashlib.sha256()
+    for x in (problem.q, problem.k, problem.v):
+        h.update(repr(x.shape).encode())
+        h.update(np.ascontiguousarray(x).view(np.uint16).astype("<u2").tobytes())
+    h.update(f"{problem.causal} {float(problem.scale).hex()}".encode())
+    return h.hexdigest()
+
+
+def base_values(shape: tuple[int, ...], stream: int, exponent: int | None) -> np.ndarray:
+    """Bell-shaped BF16 values with standard deviation 2**exponent: sums of four 16-bit uniforms (Irwin-Hall).
+
+    The words come from SplitMix64 (Steele, Lea, Flood 2014) in counter mode, the rest is exact.
+    """
+    if exponent is None:
+        return np.zeros(shape, BF16)
+    with np.errstate(over="ignore"):
+        z = np.arange(math.prod(shape), dtype=np.uint64) + np.uint64((stream * 0xD1342543DE82EF95 + 1) % 2**64)
+        z *= np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        z ^= z >> np.uint64(31)
+    parts = z[:, None].view(np.uint16).reshape(-1, 4).astype(np.int64).sum(axis=1) - 2 * 65535
+    # Four uniforms on [0, 65535] have standard deviation 65536 / sqrt(3); 1.75 stands for sqrt(3).
+    wide = parts.astype(np.float64) * (1.75 / 65536.0)
+    return np.ldexp(wide, exponent).reshape(shape).astype(BF16)
+
+
+def _apply(edit: Edit, x: np.ndarray) -> None:
+    heads = slice(None) if edit.heads is None else list(edit.heads)
+    lanes = slice(None) if edit.lanes is None else slice(*edit.lanes)
+    tokens = np.arange(x.shape[2])[edit.start : edit.stop : edit.step]
+    part = x[:, heads][:, :, tokens][..., lanes]
+    if edit.op == "set":
+        part = np.full_like(part, _bf16(edit.value))
+    elif edit.op == "scale":
+        part = np.ldexp(part.astype(np.float64), int(edit.value)).astype(BF16)
+    elif edit.op == "mod":
+        part = np.broadcast_to((tokens % int(edit.value))[None, None, :, None], part.shape).astype(BF16)
+    elif edit.op == "copy":
+        part = np.broadcast_to(x[:, heads][:, :, [int(edit.value)]][..., lanes], part.shape)
+    else:
+        message = f"op must be set, scale, mod or copy, got {edit.op!r}"
+        raise CaseError(message)
+    whole = x[:, heads]
+    columns = whole[..., lanes]
+    columns[:, :, tokens] = part
+    whole[..., lanes] = columns
+    x[:, heads] = whole
+
+
+def _bf16(value: str) -> np.ndarray:
+    """A BF16 word from its hexadecimal text; a number that BF16 cannot hold is refused, not rounded."""
+    wide = float(value) if value in ("nan", "inf", "-inf") else float.fromhex(value)
+    word = np.array(wide).astype(ml_dtypes.bfloat16)
+    if not math.isnan(wide) and float(word) != wide:
+        message = f"value must be a BF16 number, got {value} (nearest: {float(word).hex()})"
+        raise CaseError(message)
+    return word
+
+
+def _edit_to_json(edit: Edit) -> dict[str, Any]:
+    body: dict[str, Any] = {}
+    for field in dataclasses.fields(edit):
+        value = getattr(edit, field.name)
+        if field.name in ("tensor", "op", "value") or value != field.default:
+            body[field.name] = list(value) if isinstance(value, tuple) else value
+    return body
+
+
+def _edit_from_json(body: dict[str, Any]) -> Edit:
+    return Edit(**{key: tuple(value) if isinstance(value, list) else value for key, value in body.items()})
