@@ -14,8 +14,8 @@ every rounding is a tie).  By Hoeffding's inequality for fair signs,
 whatever the sizes (a self-normalised sum; Efron, "Student's t-test under symmetry conditions", 1969).
 
 **Sum of squares**, for errors normalised by their bound, hence in [-1, 1].  A bound is a sum of half-widths b_j of
-single roundings.  Hypothesis: roundings are uncorrelated, have mean 0, and vary no more than the uniform distribution on
-their interval (variance b_j^2 / 3); then E e^2 <= sum b_j^2 / (3 (sum b_j)^2) <= 1/3.  The row means M_r of e^2 lie in
+single roundings.  Hypothesis: roundings are uncorrelated, have mean 0, and vary no more than the uniform distribution
+on their interval (variance b_j^2 / 3); then E e^2 <= sum b_j^2 / (3 (sum b_j)^2) <= 1/3.  Row means M_r of e^2 lie in
 [0, 1] and, rows being independent, Chernoff's bound in Hoeffding's form gives for x > 1/3 and n rows
 
     P(mean_r M_r >= x) <= exp(-n KL(x || 1/3)),    KL(x || p) = x ln(x / p) + (1 - x) ln((1 - x) / (1 - p)).
@@ -129,4 +129,6 @@ def _mean_square_limit(rows: int, rate: float) -> float:
 def _divergence(x: float) -> float:
     """KL(x || 1/3) in nats."""
     rest = 1.0 - x
-    return x * math.log(x / UNIFORM_VARIANCE) + (rest * math.log(rest / (1.0 - UNIFORM_VARIANCE)) if rest > 0.0 else 0.0)
+    return x * math.log(x / UNIFORM_VARIANCE) + (
+        rest * math.log(rest / (1.0 - UNIFORM_VARIANCE)) if rest > 0.0 else 0.0
+    )

@@ -147,8 +147,9 @@ class Errors:
 def widen(x: np.ndarray) -> Float64[np.ndarray, "*shape"]:
     """BF16 or FP32 as float64, exactly (by bits: a BF16 word is the upper half of an FP32 word)."""
     if x.dtype == BF16:
-        return (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return x.astype(np.float64)
+        x = (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return x.astype(np.float64)
 
 
 def bits(word: np.generic) -> str:
@@ -223,8 +224,13 @@ def _penalties(got: np.ndarray, want: np.ndarray, *, nan_matches: bool) -> np.nd
     return np.where(matches, 0.0, np.where(nan_got | nan_want, np.nan, np.inf))
 
 
-def measure(found: Errors, bound: Float64[np.ndarray, "*shape"] | None = None) -> Measures:
-    """All measures of elementwise errors; `bound` has the shape of the compared arrays.
+def measure(found: Errors, bound: Float64[np.ndarray, "*shape"] | None = None, *, lanes: bool = True) -> Measures:
+    """All measures of elementwise errors.
+
+    Args:
+        found: the errors.
+        bound: what they may be, of the shape of the compared arrays.
+        lanes: the last axis holds lanes of one row, which share roundings; otherwise every element stands alone.
 
     Raises:
         ComparisonError: the bound has another shape.
@@ -239,7 +245,7 @@ def measure(found: Errors, bound: Float64[np.ndarray, "*shape"] | None = None) -
         relative=found.worst(_ratio(found, np.abs(found.want))),
         ulp=found.worst(ulp_distances(found)),
         share=None if limit is None else found.worst(shares(found, limit)),
-        bias=_bias(found, limit),
+        bias=_bias(found, limit, lanes=lanes),
     )
 
 
@@ -279,7 +285,7 @@ def ulp_distances(found: Errors) -> Float64[np.ndarray, " n"]:
 
 
 def _ordinals(x: np.ndarray, digits: int) -> np.ndarray:
-    """Ordinals in units of 2^(digits - 53): float64 words order like integers, so one ulp of the format is 2^(53 - digits)."""
+    """Ordinals in units of 2^(digits - 53) ulp: float64 words order like integers, 2^(53 - digits) to an ulp."""
     ulp = 1 << (FLOAT64_BITS - digits)
     size = np.abs(x)
     ordinals = size.view(np.int64) - (int(np.float64(SMALLEST_NORMAL).view(np.int64)) - ulp)
@@ -289,7 +295,7 @@ def _ordinals(x: np.ndarray, digits: int) -> np.ndarray:
     return np.where(x < 0, -ordinals, ordinals)
 
 
-def _bias(found: Errors, limit: np.ndarray | None) -> Bias | None:
+def _bias(found: Errors, limit: np.ndarray | None, *, lanes: bool) -> Bias | None:
     usable = np.ones(found.got.size, dtype=bool)
     usable[found.odd] = False
     if limit is not None:
@@ -298,7 +304,7 @@ def _bias(found: Errors, limit: np.ndarray | None) -> Bias | None:
     if not usable.any():
         return None
     positions = np.arange(found.got.size) if found.where is None else found.where
-    rows = positions // found.shape[-1] if len(found.shape) > 1 else positions
+    rows = positions // found.shape[-1] if lanes and len(found.shape) > 1 else positions
     if not usable.all():
         rows, scale = rows[usable], scale[usable]
         normalised = (found.wide[usable] - found.want[usable]) / scale

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verify.measures import ComparisonError, Errors, Measures, compared_bound, errors, measure, shares
+from verify.measures import ComparisonError, Errors, Measures, Worst, compared_bound, errors, measure, shares
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +52,7 @@ class Judgement:
 
     @property
     def passed(self) -> bool:
+        """Whether the verdict is PASS."""
         return self.verdict is Verdict.PASS
 
 
@@ -93,7 +94,22 @@ def decide(
         wrong = found.absolute / OUTWARD - doubt > limit
     wrong[found.odd] = found.mismatch
     within[found.odd] = ~found.mismatch
+    unsure = np.flatnonzero(~within & ~wrong & (doubt == 0.0))
+    if unsure.size:
+        within[unsure] = _exactly_within(found.wide[unsure], found.want[unsure], limit[unsure])
+        wrong[unsure] = ~within[unsure]
     return Decision(limit, wrong, ~within & ~wrong)
+
+
+def _exactly_within(got: np.ndarray, want: np.ndarray, limit: np.ndarray) -> np.ndarray:
+    """Whether |got - want| <= limit, without rounding: the difference is s + r exactly (Knuth's two-sum).
+
+    |r| is at most half an ulp of s, so r decides only if |s| equals the limit.
+    """
+    s = got - want
+    t = s - got
+    r = (got - (s - t)) + (-want - t)
+    return (np.abs(s) < limit) | ((np.abs(s) == limit) & (np.sign(s) * r <= 0.0))
 
 
 def compare(
@@ -141,19 +157,23 @@ def within_bound(name: str, measures: Measures) -> str:
 
 def describe(name: str, found: Errors, decision: Decision) -> str:
     """The failure in words: how many, the worst element with both values, bits and bound, and where the others lie."""
-    share = np.where(decision.wrong, shares(found, decision.limit), -1.0)
-    position = int(share.argmax())
-    worst = found.at(position, share)
+    worst = worst_wrong(found, decision)
     count = int(np.count_nonzero(decision.wrong))
-    limit = float(decision.limit[position])
     if np.isfinite(worst.got) and np.isfinite(worst.want):
-        error = float(found.absolute[position])
+        error = abs(worst.got - worst.want)
+        limit = error / worst.value if np.isfinite(worst.value) else 0.0
         size = f"|got - want| = {error:.6g} exceeds the bound {limit:.6g} ({worst.value:.4g} times)"
     else:
         size = f"{_kind(worst.got)} where {_kind(worst.want)} is due (no bound excuses that)"
     parts = [f"{count} of {found.got.size} elements of {name} are wrong; worst {name}{worst}: {size}"]
     parts.extend(_places(name, found, decision.wrong))
     return "; ".join(parts)
+
+
+def worst_wrong(found: Errors, decision: Decision) -> Worst:
+    """The wrong element that is farthest beyond its bound, relatively; a mismatch of class before any other."""
+    share = np.where(decision.wrong, shares(found, decision.limit), -1.0)
+    return found.at(int(share.argmax()), share)
 
 
 def _kind(x: float) -> str:

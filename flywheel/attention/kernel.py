@@ -391,7 +391,12 @@ def _name_refs(spec: CallSpec, refs: tuple[Any, ...]) -> _Refs:
 
 
 def call(  # noqa: PLR0913  one argument per operand and one for what is static
-    q: Array, k: Array, v: Array, *, spec: CallSpec, interpret: Any = False  # noqa: ANN401
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    spec: CallSpec,
+    interpret: Any = False,  # noqa: ANN401
 ) -> RawOutputs:
     """Launch the kernel on validated operands; shapes as in `flywheel.attention`."""
     batch, heads, q_len, head_dim = q.shape

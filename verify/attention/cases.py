@@ -131,7 +131,9 @@ class AttentionCase:
             message = f"case {body.get('name')!r} cannot be built: {error}"
             raise CaseError(message) from error
         if "sha256" in body and body["sha256"] != found:
-            message = f"case {case.name!r} builds other bits than it was written with: {found} instead of {body['sha256']}"
+            message = (
+                f"case {case.name!r} builds other bits than it was written with: {found} instead of {body['sha256']}"
+            )
             raise CaseError(message)
         return case
 

@@ -1,4 +1,6 @@
-"""Every element of f in float64, each with a proved bound (derivation: docs/oracle-bounds.md, whose lemma numbers stand below).
+"""Every element of f in float64, each with a proved bound.
+
+The derivation is docs/oracle-bounds.md, whose lemma numbers stand below.
 
 Holds for any summation order with or without fused multiply-add (so for any BLAS that multiplies matrices the
 conventional way), with or without flush-to-zero.  Two assumptions about numpy, tested in
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from verify.attention import oracle_arb
 from verify.attention.problem import widen
 from verify.attention.reference import Reference
 
@@ -37,6 +40,8 @@ LOOSE = 2.0**-20
 # Logits beyond this size are left to ball arithmetic, since sums of them could overflow.
 LARGEST_LOGIT = 2.0**1020
 BLOCK_ELEMENTS = 1 << 19
+# A reference has to be this much better than what is judged by it; rows that are not go to ball arithmetic.
+SHARE_OF_TOLERANCE = 0.01
 
 
 def gamma(terms: int) -> float:
@@ -98,7 +103,7 @@ class _Bounded:
     lse: Float64[np.ndarray, " rows"]
     lse_error: Float64[np.ndarray, " rows"]
 
-    def put(self, rows: np.ndarray, other: _Bounded) -> None:
+    def put(self, rows: slice | np.ndarray | tuple[int, int, slice], other: _Bounded) -> None:
         for field in dataclasses.fields(self):
             getattr(self, field.name)[rows] = getattr(other, field.name)
 
@@ -110,7 +115,7 @@ def attention(
     visible: Int[np.ndarray, " q_len"] | None = None,
     dtype: type[np.floating] = np.float64,
 ) -> Reference:
-    """f of every element with a proved error.
+    """Compute f of every element with a proved error.
 
     Args:
         problem: the inputs.
@@ -141,6 +146,44 @@ def attention(
     return Reference(out.out, out.out_error, out.lse, out.lse_error, "float64")
 
 
+def refine(
+    reference: Reference,
+    problem: AttentionProblem,
+    tolerance_out: Float64[np.ndarray, "batch heads q_len head_dim"],
+    tolerance_lse: Float64[np.ndarray, "batch heads q_len"] | None = None,
+) -> Reference:
+    """Recompute by ball arithmetic the rows whose error exceeds a hundredth of a tolerance somewhere.
+
+    Args:
+        reference: what `attention` gave for the problem.
+        problem: the inputs.
+        tolerance_out: what the output will be judged by, elementwise; NaN where nothing will be judged.
+        tolerance_lse: the same for the log-sum-exp (nats); None if it will not be judged.
+
+    Returns:
+        A copy with those rows replaced, of tier "float64+arb", with their number in `escalated`; the reference itself
+        if there are none.
+
+    Raises:
+        ValueError: a tolerance has the wrong shape.
+        OracleUnsound: ball arithmetic does not reach the precision.
+    """
+    rows = np.zeros(reference.lse.shape, dtype=bool)
+    pairs = [("tolerance_out", reference.out_error, tolerance_out)]
+    if tolerance_lse is not None:
+        pairs.append(("tolerance_lse", reference.lse_error, tolerance_lse))
+    for name, error, tolerance in pairs:
+        if np.shape(tolerance) != error.shape:
+            message = f"{name} must have shape {error.shape}, got {np.shape(tolerance)}"
+            raise ValueError(message)
+        weak = error > SHARE_OF_TOLERANCE * tolerance
+        rows |= weak.any(axis=3) if weak.ndim == rows.ndim + 1 else weak
+    if not rows.any():
+        return reference
+    better = oracle_arb.replace_rows(reference, problem, np.argwhere(rows).tolist())
+    return dataclasses.replace(better, tier="float64+arb")
+
+
 def _counts(problem: AttentionProblem, visible: np.ndarray | None) -> np.ndarray:
     if visible is None:
         return np.array([problem.visible(row) for row in range(problem.q_len)], dtype=np.int64)
@@ -169,7 +212,7 @@ def _split(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _running(ufunc: np.ufunc, x: np.ndarray) -> np.ndarray:
-    """`ufunc` (minimum or maximum) over the first 1, 2, ... rows; doubling is several times faster than `accumulate`."""
+    """Minimum or maximum over the first 1, 2, ... rows; doubling is several times faster than `accumulate`."""
     step = 1
     while step < len(x):
         x = np.concatenate([x[:step], ufunc(x[step:], x[:-step])])
@@ -189,13 +232,13 @@ def _attend(block: _Block) -> _Bounded:
         return result
     odd_rows, q = _split(block.q)
     finite = dataclasses.replace(block, q=q)
-    logits, floor = _logits(finite, block.q, odd_rows)
+    reach = _reach(finite)
+    beyond = ~(reach < LARGEST_LOGIT)
+    logits, floor = _logits(finite, block.q, odd_rows, beyond)
     top = logits.max(axis=1)
     empty = block.counts == 0
     undefined = ~np.isfinite(top) & ~empty  # NaN, +inf, or nothing but -inf
     alive = (logits > -np.inf) if block.head.odd_values.size else None
-    reach = _reach(finite)
-    beyond = ~(reach < LARGEST_LOGIT)
     skip = undefined | empty | beyond
     if skip.any():
         logits[skip] = 0.0
@@ -216,10 +259,16 @@ def _attend(block: _Block) -> _Bounded:
     return result
 
 
-def _logits(block: _Block, raw_q: np.ndarray, odd_rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scaled scores with -inf where masked, and per row a lower bound of its finite ones (lemma 2)."""
+def _logits(
+    block: _Block, raw_q: np.ndarray, odd_rows: np.ndarray, beyond: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Scaled scores with -inf where masked, and per row a lower bound of its finite ones (lemma 2).
+
+    Rows `beyond` the range of float64 get logits of 0, so that only what the inputs force is NaN or infinite.
+    """
     width = block.width
     logits = block.q @ block.head.keys[:width].T
+    logits[beyond] = 0.0
     logits *= block.scale
     floor = logits.min(axis=1)
     with np.errstate(invalid="ignore"):
@@ -238,7 +287,7 @@ def _reach(block: _Block) -> np.ndarray:
     """Per row an upper bound of |scale| sum_d |q_d k_d| over its visible keys (Cauchy-Schwarz)."""
     norms = block.head.norms[np.maximum(block.counts, 1) - 1]
     with np.errstate(over="ignore"):
-        return abs(block.scale) * (_norms(block.q) * norms) * _slack(block)
+        return (abs(block.scale) * (_norms(block.q) * norms) * _slack(block)).astype(np.float64)
 
 
 def _slack(block: _Block) -> float:
@@ -249,7 +298,7 @@ def _slack(block: _Block) -> float:
 def _whole_rows(
     block: _Block, logits: np.ndarray, top: np.ndarray, floor: np.ndarray, reach: np.ndarray
 ) -> tuple[np.ndarray, _Bounded]:
-    """Lemma 5: one relative error for all weights of a row.  Overwrites `logits`.  Also tells which rows need lemma 6."""
+    """Lemma 5: one relative error for all weights of a row.  Overwrites `logits`; tells which rows need lemma 6."""
     width, dims = block.width, block.q.shape[1]
     shift = reach * gamma(dims + 1) + TINY
     relative = 2.0 * shift + 1.01 * UNIT * np.minimum(top - floor, EXP_RANGE) + TINY
@@ -265,26 +314,30 @@ def _whole_rows(
     product_error *= weight_error[:, None]
     product_error += width * TINY * (1.0 + block.head.sizes[:width].max(initial=0.0))
     least = np.maximum(1.0, total - total_error)
-    out, out_error = _quotient(block, weights, total, product_error, total_error, least)
+    out, out_error = _quotient(block, _Sums(weights, total, total_error, product_error, least))
     lse, lse_error = _log_sum(block, top, total, shift + total_error / least)
     return loose, _Bounded(out, out_error, lse, lse_error)
 
 
-def _quotient(
-    block: _Block,
-    weights: np.ndarray,
-    total: np.ndarray,
-    product_error: np.ndarray,
-    total_error: np.ndarray,
-    least: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Sums:
+    """Weights of a block with their sum: errors of both sums of products, and a lower bound of the exact sum."""
+
+    weights: Float64[np.ndarray, "rows width"]
+    total: Float64[np.ndarray, " rows"]
+    total_error: Float64[np.ndarray, " rows"]
+    product_error: Float64[np.ndarray, "rows head_dim"]
+    least: Float64[np.ndarray, " rows"]
+
+
+def _quotient(block: _Block, sums: _Sums) -> tuple[np.ndarray, np.ndarray]:
     """Lemma 4: the division, and the fact that f is a weighted mean of the visible values."""
-    out = weights @ block.head.values[: block.width]
-    out /= total[:, None]
+    out = sums.weights @ block.head.values[: block.width]
+    out /= sums.total[:, None]
     size = np.abs(out)
-    error = size * total_error[:, None]
-    error += product_error
-    error /= least[:, None]
+    error = size * sums.total_error[:, None]
+    error += sums.product_error
+    error /= sums.least[:, None]
     error += 2.0 * UNIT * size
     error += TINY
     error *= _slack(block)
@@ -297,17 +350,17 @@ def _quotient(
 
 
 def _log_sum(block: _Block, top: np.ndarray, total: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """top + ln(total), with `error` the part that stems from top and total (lemma 7)."""
+    """The sum top + ln(total), with `error` the part that stems from top and total (lemma 7)."""
     logarithm = np.log(total)
     lse = top + logarithm
     return lse, (error + FUNCTION_ERROR * logarithm + 1.01 * UNIT * np.abs(lse) + TINY) * _slack(block)
 
 
 def _key_by_key(block: _Block, raw_q: np.ndarray) -> _Bounded:
-    """Lemma 6: each weight with its own error, for rows whose logits are so large that one error for all says nothing."""
+    """Lemma 6: each weight with its own error, for rows with logits so large that one error for all says nothing."""
     width, dims = block.width, block.q.shape[1]
     odd_rows, _ = _split(raw_q)
-    logits, _ = _logits(block, raw_q, odd_rows)
+    logits, _ = _logits(block, raw_q, odd_rows, np.zeros(len(raw_q), dtype=bool))
     slack = _slack(block)
     shift = np.abs(block.q) @ np.abs(block.head.keys[:width]).T
     shift *= abs(block.scale) * gamma(dims + 1)
@@ -332,7 +385,7 @@ def _key_by_key(block: _Block, raw_q: np.ndarray) -> _Bounded:
         product_error = deviation @ sizes + gamma(width) * (weights @ sizes)
         product_error += width * TINY * (1.0 + sizes.max(initial=0.0))
         least = np.maximum(1.0, fewest.sum(axis=1) * (1.0 - 2.0**-40))
-        out, out_error = _quotient(block, weights, total, product_error, total_error, least)
+        out, out_error = _quotient(block, _Sums(weights, total, total_error, product_error, least))
         lse, lse_error = _log_sum(block, top, total, shift[rows, anchor] + total_error / least)
         # max_k z_k <= lse <= max_k z_k + ln(count), whatever the weights.
         below = (logits - shift).max(axis=1)
@@ -363,8 +416,10 @@ def _set_value_classes(result: _Bounded, block: _Block, alive: np.ndarray, rows:
     odd = block.head.odd_values[block.head.odd_values < block.width]
     seen = alive[:, odd].astype(np.float64)
     values = block.head.raw_values[odd]
-    plus, minus, nan = (seen @ kind.astype(np.float64) > 0 for kind in (values == np.inf, values == -np.inf, np.isnan(values)))
-    for where, value in ((plus, np.inf), (minus, -np.inf), (nan | (plus & minus), np.nan)):
-        where &= rows[:, None]
+    plus, minus, nan = (
+        seen @ kind.astype(np.float64) > 0 for kind in (values == np.inf, values == -np.inf, np.isnan(values))
+    )
+    for kind, value in ((plus, np.inf), (minus, -np.inf), (nan | (plus & minus), np.nan)):
+        where = kind & rows[:, None]
         result.out[where] = value
         result.out_error[where] = 0.0

@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 SMALLEST_NORMAL = 2.0**-126
+EXPONENT_BITS = np.uint16(0x7F80)
+SIGN_BIT = np.uint16(0x8000)
 
 
 def widen(x: np.ndarray) -> Float64[np.ndarray, "*shape"]:
     """BF16 words as the float64 numbers they stand for, subnormals read as (signed) zero."""
-    wide = x.astype(np.float64)
-    return np.where(np.abs(wide) < SMALLEST_NORMAL, np.copysign(0.0, wide), wide)
+    # By bits, which is several times faster than a cast: a BF16 word is the upper half of a binary32 word.
+    words = x.view(np.uint16)
+    flushed = np.where(words & EXPONENT_BITS, words, words & SIGN_BIT)
+    with np.errstate(invalid="ignore"):  # a signalling NaN
+        return (flushed.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

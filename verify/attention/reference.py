@@ -1,4 +1,4 @@
-"""What an oracle hands back: values of f with errors that are proved, and how an oracle says that it cannot be trusted."""
+"""What an oracle hands back: values of f with proved errors; and how it says that it cannot be trusted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class OracleUnsound(RuntimeError):  # noqa: N818 - the name states the finding, 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Reference:
-    """The exact result f(problem) up to a proved error, elementwise: |out - f_out| <= out_error, |lse - f_lse| <= lse_error.
+    """The exact result f up to a proved error, elementwise: |out - f_out| <= out_error, |lse - f_lse| <= lse_error.
 
     A non-finite entry is exact: its class (NaN, +inf, -inf) is that of f, and its error is 0.
 

@@ -1,0 +1,146 @@
+"""From a case to a record: build, run, judge, write down."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import functools
+import importlib.metadata
+import platform
+import time
+from typing import TYPE_CHECKING, Any
+
+import jax
+from jax.experimental.pallas import tpu as pltpu
+
+from verify.attention import oracle_float64
+from verify.attention.cases import AttentionCase, digest
+from verify.attention.contract import contract_bound
+from verify.attention.judge import judge
+from verify.attention.subjects import FLYWHEEL, SubjectResult, run_flywheel
+from verify.backend import device_model
+from verify.records import FORMAT, encode_number
+
+if TYPE_CHECKING:
+    from verify.attention.problem import AttentionProblem
+    from verify.measures import Measures, Worst
+    from verify.verdict import Judgement
+
+INTERPRET = {
+    "fast": True,
+    "tpu": pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
+}
+"""Interpret modes by name: `fast` for volume; `tpu` also simulates DMA, finds races and poisons memory with NaN."""
+
+PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "scipy", "python-flint", "mpmath", "flywheel-verified")
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Examined:
+    """One judged problem."""
+
+    problem: AttentionProblem
+    result: SubjectResult
+    judgement: Judgement
+
+
+def examine_problem(
+    problem: AttentionProblem,
+    *,
+    config: tuple[int, int, int] = (0, 0, 0),
+    interpret: str = "fast",
+    power: bool = False,
+) -> Examined:
+    """Run `flywheel.attention` on a problem and judge what comes back by the contract of the backend that ran it."""
+    model = device_model()
+    result = run_flywheel(problem, config=config, interpret=INTERPRET[interpret])
+    reference = oracle_float64.attention(problem)
+    judgement = judge(problem, result.out, result.lse, contract_bound(problem, model), reference=reference, power=power)
+    return Examined(problem, result, judgement)
+
+
+def examine(
+    case: AttentionCase, *, family: str, interpret: str = "fast", power: bool = False, reproduce: str
+) -> dict[str, Any]:
+    """Judge a case and return its record (see `verify.records`)."""
+    start = time.perf_counter()
+    examined = examine_problem(case.build(), config=case.config, interpret=interpret, power=power)
+    record = record_of(examined, name=case.name, family=family, interpret=interpret, reproduce=reproduce)
+    return record | {"case_spec": case.to_json(), "seconds": time.perf_counter() - start}
+
+
+def record_of(examined: Examined, *, name: str, family: str, interpret: str, reproduce: str) -> dict[str, Any]:
+    """The record of a judged problem."""
+    problem, result, judgement = examined.problem, examined.result, examined.judgement
+    replays = result.replays
+    return {
+        "format": FORMAT,
+        "subject": FLYWHEEL,
+        "case": name,
+        "family": family,
+        "sha256": digest(problem),
+        "shape": {
+            "batch": problem.batch,
+            "heads": problem.heads,
+            "kv_heads": problem.kv_heads,
+            "q_len": problem.q_len,
+            "kv_len": problem.kv_len,
+            "head_dim": problem.head_dim,
+            "causal": problem.causal,
+            "scale": problem.scale,
+        },
+        "verdict": judgement.verdict.value,
+        "reason": judgement.reason,
+        "notes": list(judgement.notes),
+        "measures": {part: measures_json(measures) for part, measures in judgement.measures.items()},
+        "replays": None if replays is None else int(replays.sum()),
+        "query_blocks": None if replays is None else replays.size,
+        "replay_map": None if replays is None else replays.tolist(),
+        "environment": environment(interpret),
+        "reproduce": reproduce,
+    }
+
+
+def measures_json(measures: Measures) -> dict[str, Any]:
+    """Measures as strict JSON."""
+    body: dict[str, Any] = {"format": measures.format, "count": measures.count, "mismatches": measures.mismatches}
+    for name in ("absolute", "relative", "ulp", "share"):
+        worst = getattr(measures, name)
+        body[name] = None if worst is None else worst_json(worst)
+    bias = measures.bias
+    body["bias"] = None
+    if bias is not None:
+        fields = dataclasses.asdict(bias)
+        body["bias"] = {
+            key: encode_number(value) if isinstance(value, float) else value for key, value in fields.items()
+        }
+        body["bias"]["alarm"] = bias.alarm
+    return body
+
+
+def worst_json(worst: Worst) -> dict[str, Any]:
+    """A worst element as strict JSON."""
+    numbers = {key: encode_number(getattr(worst, key)) for key in ("value", "got", "want")}
+    return numbers | {"index": list(worst.index), "got_bits": worst.got_bits, "want_bits": worst.want_bits}
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
+
+
+def environment(interpret: str) -> dict[str, Any]:
+    """Where a result was obtained."""
+    return {
+        "backend": jax.default_backend(),
+        "device_model": device_model().name,
+        "interpret": interpret,
+        "versions": _versions(),
+        "date": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
+    }

@@ -1,0 +1,82 @@
+"""Whether a bound can tell the right answer from trivial and nearly right ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from verify.attention import oracle_float64
+from verify.attention.problem import widen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from jaxtyping import Bool, Float64
+
+    from verify.attention.problem import AttentionProblem
+    from verify.attention.reference import Reference
+
+BLOCK = 128
+Answer = tuple["Float64[np.ndarray, 'batch heads q_len head_dim']", "Float64[np.ndarray, 'batch heads q_len head_dim']"]
+
+
+def powerless(
+    problem: AttentionProblem,
+    reference: Reference,
+    bound: Float64[np.ndarray, "batch heads q_len head_dim"],
+    inside_domain: Bool[np.ndarray, "batch heads q_len"],
+) -> list[str]:
+    """Names of the wrong answers that lie within the bound in every element that is judged by value.
+
+    An answer that agrees with f everywhere to within the two proved errors is taken for f itself and does not count:
+    for equal logits the mean of V is the right answer, and no comparison could tell them apart.
+    """
+    judged = np.isfinite(reference.out) & inside_domain[..., None]
+    if not judged.any():
+        return []
+    want, doubt, limit = reference.out[judged], reference.out_error[judged], bound[judged]
+    weak = []
+    for name, (answer, error) in _wrong_answers(problem, reference):
+        distance = np.abs(answer[judged] - want)  # NaN or inf, should the answer not be finite: never within
+        equal = distance <= doubt + error[judged]
+        if np.all(distance <= limit) and not equal.all():
+            weak.append(name)
+    return weak
+
+
+def _wrong_answers(problem: AttentionProblem, reference: Reference) -> Iterator[tuple[str, Answer]]:
+    """Each with a bound of its own error."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        yield "the mean of the visible values", _answer(dataclasses.replace(problem, scale=0.0))
+        constant = np.full_like(reference.out, widen(problem.v).mean() if problem.v.size else 0.0)
+        yield "a constant (the mean of all values)", (constant, np.zeros_like(constant))
+        if problem.kv_heads > 1:
+            turned = {name: np.roll(getattr(problem, name), -1, axis=1) for name in ("k", "v")}
+            yield "the output of the next KV head", _answer(dataclasses.replace(problem, **turned))
+        if problem.heads > 1:
+            yield (
+                "the output of the next query head",
+                (np.roll(reference.out, -1, axis=1), np.roll(reference.out_error, -1, axis=1)),
+            )
+        if problem.causal:
+            for name, shift in _shifts():
+                yield name, _shifted(problem, shift)
+
+
+def _shifts() -> Iterator[tuple[str, int]]:
+    for distance, name in ((1, "one key"), (BLOCK, f"one block ({BLOCK} keys)")):
+        yield f"a causal mask {name} early", -distance
+        yield f"a causal mask {name} late", distance
+
+
+def _shifted(problem: AttentionProblem, shift: int) -> Answer:
+    counts = np.array([problem.visible(row) for row in range(problem.q_len)], dtype=np.int64)
+    other = oracle_float64.attention(problem, visible=np.clip(counts + shift, 0, problem.kv_len))
+    return other.out, other.out_error
+
+
+def _answer(problem: AttentionProblem) -> Answer:
+    reference = oracle_float64.attention(problem)
+    return reference.out, reference.out_error

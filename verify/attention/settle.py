@@ -1,0 +1,71 @@
+"""Deciding with ball arithmetic what a float64 reference leaves open."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+from flint import arb
+
+from verify.attention.oracle_arb import RELATIVE, attention_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from verify.attention.problem import AttentionProblem
+    from verify.measures import Errors
+    from verify.verdict import Decision
+
+# Radii asked for, in turn.  A distance that equals its bound to within the last is a tie: it counts as within.
+RADII = (RELATIVE, RELATIVE**2, RELATIVE**4)
+
+
+def settle(problem: AttentionProblem, found: Errors, decision: Decision) -> tuple[Decision, int, int]:
+    """Decide the open elements of `out` (4 axes) or `lse` (3 axes) by ball arithmetic.
+
+    Returns:
+        The decision with nothing left open, the number of rows computed, and the number of ties.
+    """
+    settled = dataclasses.replace(decision, wrong=decision.wrong.copy(), open=np.zeros_like(decision.open))
+    rows = ties = 0
+    for (batch, head), by_row in _by_head(found, decision.open):
+        rows += len(by_row)
+        ties += _settle_head(problem, (batch, head), by_row, found, settled)
+    return settled, rows, ties
+
+
+def _by_head(found: Errors, chosen: np.ndarray) -> Iterator[tuple[tuple[int, int], dict[int, list[int]]]]:
+    """(batch, head), then flat positions by row."""
+    heads: dict[tuple[int, int], dict[int, list[int]]] = {}
+    for position in np.flatnonzero(chosen):
+        batch, head, row, *_ = found.index(int(position))
+        heads.setdefault((batch, head), {}).setdefault(row, []).append(int(position))
+    yield from heads.items()
+
+
+def _settle_head(
+    problem: AttentionProblem,
+    head: tuple[int, int],
+    by_row: dict[int, list[int]],
+    found: Errors,
+    decision: Decision,
+) -> int:
+    """Set `wrong` of the decision at the given positions; returns how many are ties."""
+    pending = {row: list(positions) for row, positions in by_row.items()}
+    for relative in RADII:
+        answers = attention_rows(problem, *head, list(pending), relative=relative)
+        for (row, positions), (out, lse) in zip(list(pending.items()), answers, strict=True):
+            pending[row] = []
+            for position in positions:
+                lane = found.index(position)[3:]
+                exact = out[lane[0]] if lane else lse
+                distance, bound = abs(arb(float(found.wide[position])) - exact), arb(float(decision.limit[position]))
+                if distance > bound:
+                    decision.wrong[position] = True
+                elif not distance <= bound:
+                    pending[row].append(position)
+        pending = {row: positions for row, positions in pending.items() if positions}
+        if not pending:
+            return 0
+    return sum(len(positions) for positions in pending.values())

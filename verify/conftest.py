@@ -1,0 +1,43 @@
+"""Pytest set-up of the whole suite: JAX flags before anything else, then the checks without which no verdict counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import verify  # noqa: F401  sets the flags that JAX reads once, before any test module imports jax
+
+import pytest  # isort: skip
+
+from verify.runtime import tpu_present
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the suite."""
+    group = parser.getgroup("flywheel")
+    group.addoption(
+        "--tensors",
+        action="append",
+        default=[],
+        type=Path,
+        metavar="FILE",
+        help="judge the kernel on your own tensors too: an .npz or .safetensors file (see verify/traces/README.md)",
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a TPU, with the reason; smoke tests come first, whatever the order of the rest."""
+    if not tpu_present():
+        skip = pytest.mark.skip(reason="no TPU on this machine: neither /dev/accel* nor /dev/vfio/* exists")
+        for item in items:
+            if "tpu" in item.keywords:
+                item.add_marker(skip)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sound_instruments() -> None:
+    """Nothing is judged before the backend and the oracles have been probed."""
+    from verify.attention import health
+    from verify.backend import device_model
+
+    device_model()
+    health.check_oracles()

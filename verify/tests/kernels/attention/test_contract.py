@@ -1,0 +1,117 @@
+"""The kernel against its numerical contract, on every named family."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from replay_model import expected_replays
+
+from verify.attention import adversarial
+from verify.attention.cases import AttentionCase
+from verify.attention.examine import Examined, examine_problem
+from verify.verdict import Verdict
+
+FAMILIES = adversarial.families()
+CASES = [pytest.param(case, id=f"{family}:{case.name}") for family, cases in FAMILIES.items() for case in cases]
+REPLAY_CASES = [
+    pytest.param(case, id=case.name)
+    for family in ("adversarial", "non-finite")
+    for case in FAMILIES[family]
+    if case.config == adversarial.CONFIG
+]
+
+
+@functools.cache
+def examined(case: AttentionCase) -> Examined:
+    """Judged once, asked twice."""
+    return examine_problem(case.build(), config=case.config)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_result_within_contract(case: AttentionCase) -> None:
+    """Every element of the output and the LSE lies within its bound, and NaN and infinities are where they belong."""
+    judgement = examined(case).judgement
+    assert judgement.verdict is Verdict.PASS, judgement.reason
+
+
+@pytest.mark.parametrize("case", REPLAY_CASES)
+def test_replays_exactly_where_they_must(case: AttentionCase) -> None:
+    """A query block replays if a check certainly fails, and does not if all certainly pass."""
+    replays = examined(case).result.replays
+    assert replays is not None
+    expected = expected_replays(examined(case).problem, case.config[0], case.config[1])
+    assert not (expected.must & (replays == 0)).any(), "a block that had to be replayed was not"
+    assert not (expected.must_not & (replays > 0)).any(), "a block was replayed without need"
+
+
+def test_the_replay_model_decides_most_blocks() -> None:
+    """The expectation that the replay test compares with is sharp: undecided blocks are few, and both answers occur."""
+    expected = [expected_replays(p.values[0].build(), *p.values[0].config[:2]) for p in REPLAY_CASES]
+    must = sum(int(e.must.sum()) for e in expected)
+    must_not = sum(int(e.must_not.sum()) for e in expected)
+    blocks = sum(e.must.size for e in expected)
+    assert must > 0
+    assert must_not > 0
+    assert must + must_not >= 9 * blocks // 10
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("causal", [True, False])
+def test_head_dims(head_dim: int, causal: bool) -> None:
+    """Each supported head_dim, causal and full, with more than one block and a ragged tail."""
+    case = AttentionCase("head-dim", (2, 2, 1, 200, 330, head_dim), causal=causal, seed=head_dim, config=(128, 128, 128))
+    judgement = examine_problem(case.build(), config=case.config, power=True).judgement
+    assert judgement.verdict is Verdict.PASS, judgement.reason
+
+
+# Each length is a compilation of its own; test_schedule.py goes through the geometry of all of them.
+COVER_LENGTHS = (2, 9, 16, 17, 63, 64, 127, 128, 192, 257, 299)
+
+
+@pytest.mark.parametrize("length", COVER_LENGTHS)
+def test_lengths(length: int) -> None:
+    """Lengths on and off every grid, causal and full."""
+    for case in adversarial.lengths((length,)):
+        judgement = examine_problem(case.build()).judgement
+        assert judgement.verdict is Verdict.PASS, f"{case.name}: {judgement.reason}"
+
+
+@pytest.mark.deep
+def test_every_length_to_300() -> None:
+    """Every length from 1 to 300, causal and full."""
+    for case in adversarial.lengths(range(1, 301)):
+        judgement = examine_problem(case.build()).judgement
+        assert judgement.verdict is Verdict.PASS, f"{case.name}: {judgement.reason}"
+
+
+@pytest.mark.parametrize(
+    "config", [(0, 0, 0), (256, 256, 128), (256, 256, 256), (512, 512, 256), (128, 512, 256), (512, 128, 128)]
+)
+@pytest.mark.parametrize("name", ["jump-2000-nats-middle", "v-2^60-jump-60-nats", "nan-in-v-middle"])
+def test_block_sizes(name: str, config: tuple[int, int, int]) -> None:
+    """The contract does not depend on the block sizes: several fragments per block, and blocks of unequal sides."""
+    problem = adversarial.by_name()[name].build()
+    if config in {(128, 512, 256), (512, 128, 128)}:
+        problem = AttentionCase("sides", (1, 2, 1, min(config[0], 512), 512, 64), seed=1).build()
+    judgement = examine_problem(problem, config=config).judgement
+    assert judgement.verdict is Verdict.PASS, judgement.reason
+
+
+TPU_INTERPRETER_CASES = (
+    "jump-2000-nats-middle",
+    "v-2^118-jump-60-nats",
+    "nan-in-v-middle",
+    "causal-384x128",
+    "causal-300x129",
+    "uniform-length-65",
+    "random-heads-6-2",
+)
+
+
+@pytest.mark.parametrize("name", TPU_INTERPRETER_CASES)
+def test_tpu_interpreter(name: str) -> None:
+    """The interpreter that simulates DMA finds no race and no read out of bounds, and NaN-poisoned memory no way in."""
+    case = adversarial.by_name()[name]
+    judgement = examine_problem(case.build(), config=case.config, interpret="tpu").judgement
+    assert judgement.verdict is Verdict.PASS, judgement.reason
