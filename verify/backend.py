@@ -53,7 +53,7 @@ def device_model() -> DeviceModel:
 def excess_precision() -> str | None:
     """BF16 intermediates must be rounded: 1 + 2**-8 is 1 in BF16."""
     one, tiny = jnp.bfloat16(1.0), jnp.bfloat16(2.0**-8)
-    got = jax.jit(lambda a, b: (a + b) - a)(one, tiny)
+    got = jax.jit(lambda a, b: (a + b).astype(jnp.float32) - a.astype(jnp.float32))(one, tiny)
     return None if float(got) == 0.0 else "BF16 sums keep excess precision (xla_allow_excess_precision is on)"
 
 

@@ -157,11 +157,10 @@ def within_bound(name: str, measures: Measures) -> str:
 
 def describe(name: str, found: Errors, decision: Decision) -> str:
     """The failure in words: how many, the worst element with both values, bits and bound, and where the others lie."""
-    worst = worst_wrong(found, decision)
+    worst, limit = worst_wrong(found, decision)
     count = int(np.count_nonzero(decision.wrong))
     if np.isfinite(worst.got) and np.isfinite(worst.want):
         error = abs(worst.got - worst.want)
-        limit = error / worst.value if np.isfinite(worst.value) else 0.0
         size = f"|got - want| = {error:.6g} exceeds the bound {limit:.6g} ({worst.value:.4g} times)"
     else:
         size = f"{_kind(worst.got)} where {_kind(worst.want)} is due (no bound excuses that)"
@@ -170,10 +169,11 @@ def describe(name: str, found: Errors, decision: Decision) -> str:
     return "; ".join(parts)
 
 
-def worst_wrong(found: Errors, decision: Decision) -> Worst:
-    """The wrong element that is farthest beyond its bound, relatively; a mismatch of class before any other."""
+def worst_wrong(found: Errors, decision: Decision) -> tuple[Worst, float]:
+    """The wrong element farthest beyond its bound, relatively (a mismatch of class before any other), and its bound."""
     share = np.where(decision.wrong, shares(found, decision.limit), -1.0)
-    return found.at(int(share.argmax()), share)
+    position = int(share.argmax())
+    return found.at(position, share), float(decision.limit[position])
 
 
 def _kind(x: float) -> str:

@@ -97,8 +97,12 @@ class AttentionCase:
             _apply(edit, arrays[edit.tensor])
         return AttentionProblem(arrays["q"], arrays["k"], arrays["v"], self.causal, self.scale_value)
 
-    def to_json(self) -> dict[str, Any]:
-        """A JSON object that `from_json` reads back; defaults are left out."""
+    def to_json(self, *, sha256: str | None = None) -> dict[str, Any]:
+        """A JSON object that `from_json` reads back; defaults are left out.
+
+        Args:
+            sha256: `digest` of what the case builds, from a caller that has built it; None builds it.
+        """
         body: dict[str, Any] = {"format": FORMAT}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
@@ -106,7 +110,7 @@ class AttentionCase:
                 value = [_edit_to_json(edit) for edit in value]
             if field.name in ("name", "shape", "causal") or value != field.default and value != []:
                 body[field.name] = list(value) if isinstance(value, tuple) else value
-        body["sha256"] = digest(self.build())
+        body["sha256"] = digest(self.build()) if sha256 is None else sha256
         return body
 
     @staticmethod
@@ -182,7 +186,9 @@ def base_values(shape: tuple[int, ...], stream: int, exponent: int | None) -> np
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)
-    parts = z[:, None].view(np.uint16).reshape(-1, 4).astype(np.int64).sum(axis=1) - 2 * 65535
+    # Add the four 16-bit parts of each word: two pairs in one go, then the pairs.
+    pairs = (z & np.uint64(0x0000FFFF0000FFFF)) + ((z >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF))
+    parts = ((pairs & np.uint64(0xFFFFFFFF)) + (pairs >> np.uint64(32))).astype(np.int64) - 2 * 65535
     # Four uniforms on [0, 65535] have standard deviation 65536 / sqrt(3); 1.75 stands for sqrt(3).
     wide = parts.astype(np.float64) * (1.75 / 65536.0)
     return np.ldexp(wide, exponent).reshape(shape).astype(BF16)

@@ -164,7 +164,8 @@ def _conclude(
 def _likely_cause(problem: AttentionProblem, got_out: np.ndarray, bound: Bound, part: _Part) -> list[str]:
     if part.name != "out":
         return []
-    batch, head, row = worst_wrong(part.found, part.decision).index[:3]
+    worst, _ = worst_wrong(part.found, part.decision)
+    batch, head, row = worst.index[:3]
     if not bound.inside_domain[batch, head, row]:
         return []
     names = explain(problem, widen(got_out[batch, head, row]), bound.out[batch, head, row], (batch, head, row))

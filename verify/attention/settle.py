@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+import flint
 import numpy as np
 from flint import arb
 
-from verify.attention.oracle_arb import RELATIVE, attention_rows
+from verify.attention.oracle_arb import MAX_PRECISION, RELATIVE, attention_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +34,15 @@ def settle(problem: AttentionProblem, found: Errors, decision: Decision) -> tupl
         rows += len(by_row)
         ties += _settle_head(problem, (batch, head), by_row, found, settled)
     return settled, rows, ties
+
+
+def _within(got: float, exact: arb, limit: float) -> bool | None:
+    """Whether |got - exact| <= limit; None if the ball is too wide to tell."""
+    with flint.ctx.workprec(MAX_PRECISION):  # the difference must add no rounding to speak of
+        distance, bound = abs(arb(got) - exact), arb(limit)
+    if distance <= bound:
+        return True
+    return False if distance > bound else None
 
 
 def _by_head(found: Errors, chosen: np.ndarray) -> Iterator[tuple[tuple[int, int], dict[int, list[int]]]]:
@@ -60,11 +70,11 @@ def _settle_head(
             for position in positions:
                 lane = found.index(position)[3:]
                 exact = out[lane[0]] if lane else lse
-                distance, bound = abs(arb(float(found.wide[position])) - exact), arb(float(decision.limit[position]))
-                if distance > bound:
-                    decision.wrong[position] = True
-                elif not distance <= bound:
+                within = _within(float(found.wide[position]), exact, float(decision.limit[position]))
+                if within is None:
                     pending[row].append(position)
+                else:
+                    decision.wrong[position] = not within
         pending = {row: positions for row, positions in pending.items() if positions}
         if not pending:
             return 0

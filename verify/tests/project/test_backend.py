@@ -1,0 +1,79 @@
+"""The set-up of JAX, the probes of the backend, and the device models."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from verify import backend, envelopes
+from verify.devices import CPU_INTERPRET, MODELS
+
+pytestmark = pytest.mark.smoke
+
+
+def test_backend_is_sound() -> None:
+    """Every probe passes here, and the model is that of the CPU."""
+    if jax.default_backend() != "cpu":
+        pytest.skip("the probes are those of the CPU backend")
+    assert [probe() for probe in backend.CPU_PROBES] == [None] * len(backend.CPU_PROBES)
+    assert backend.device_model() is CPU_INTERPRET
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("--xla_allow_excess_precision=true", "BF16 sums keep excess precision"),
+        ("--xla_cpu_max_isa=AVX2", "contracts to a fused multiply-add"),
+    ],
+)
+def test_a_backend_with_other_flags_is_unsound(flags: str, text: str) -> None:
+    """A user's own XLA_FLAGS win, and the probes then refuse to give verdicts."""
+    code = f"import os; os.environ['XLA_FLAGS'] = {flags!r}; import verify; from verify.backend import device_model; device_model()"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode != 0
+    assert "backend unsound" in run.stderr
+    assert text in run.stderr
+
+
+def test_importing_jax_first_is_refused() -> None:
+    """JAX reads its flags once: importing it before verify is an error that says so."""
+    code = "import os; os.environ.pop('XLA_FLAGS', None); import jax; import verify"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert run.returncode != 0
+    assert "import verify before jax" in run.stderr
+
+
+def test_a_copying_kernel_that_loses_writes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interpreter that returns something else than a copy makes the backend unsound."""
+    monkeypatch.setattr(backend, "_copy", lambda x, spec, *, unused: jnp.zeros_like(x))
+    assert "changes its input at shape (1, 256)" in (backend.copies() or "")
+
+
+def test_envelopes_hold_on_a_sample() -> None:
+    """exp2, log and the reciprocal stay within what the model claims, on a sample of every binade."""
+    found = [
+        envelopes.measure_exp2(CPU_INTERPRET, exhaustive=False),
+        envelopes.measure_log(CPU_INTERPRET),
+        envelopes.measure_reciprocal(CPU_INTERPRET),
+    ]
+    for envelope in found:
+        assert envelope.holds, envelope
+
+
+@pytest.mark.deep
+def test_exp2_envelope_holds_everywhere() -> None:
+    """exp2 at every FP32 argument whose result is normal."""
+    envelope = envelopes.measure_exp2(CPU_INTERPRET, exhaustive=True)
+    assert envelope.exhaustive
+    assert envelope.arguments > 6e8
+    assert envelope.holds, envelope
+
+
+def test_every_figure_of_a_model_has_a_source() -> None:
+    """What a model claims beyond IEEE arithmetic says where it comes from."""
+    for model in MODELS.values():
+        assert {"exp2_relative", "log_relative", "reciprocal_relative"} <= set(model.sources), model.name

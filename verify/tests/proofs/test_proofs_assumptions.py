@@ -1,0 +1,181 @@
+"""What the lemmas take for granted of the kernel's steps and of the machine that runs these tests."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from proofs.exact import BF16, FP32
+
+import jax  # isort: skip  after proofs, which configures JAX
+import jax.numpy as jnp  # isort: skip
+
+from flywheel.attention import AttentionConfig, api, budget, tile, tiling
+from verify import devices
+
+pytestmark = pytest.mark.smoke
+
+INF, NAN = math.inf, math.nan
+BF16_MAX = float(BF16.largest)
+
+
+def column(*values: float) -> jax.Array:
+    """An FP32 column, one row per value."""
+    return jnp.asarray(values, jnp.float32).reshape(-1, 1)
+
+
+def above(x: float) -> np.float32:
+    """The next FP32 number."""
+    return np.nextafter(np.float32(x), np.float32(INF))
+
+
+def below(x: float) -> np.float32:
+    """The previous FP32 number."""
+    return np.nextafter(np.float32(x), np.float32(-INF))
+
+
+def test_weights_and_sums() -> None:
+    """exp2 is never negative, FP32 additions round to nearest, and rescaling factors are within [0, 1]."""
+    t = jnp.concatenate([jnp.linspace(-400.0, 128.0, 200_001), jnp.asarray([-INF, -3e38, INF])])
+    assert bool(jnp.all(jnp.exp2(t) >= 0.0))
+    edges = np.array([2.0**23, 2.0**23 + 1, 3 * 2.0**22, 2.0**24 - 2, 2.0**24 - 1], np.float32)
+    small = (edges[:, None] * 2.0 ** -np.arange(28)).reshape(-1).astype(np.float32)
+    sums = np.asarray(jnp.asarray(edges)[:, None] + jnp.asarray(small)[None, :])
+    for i, a in enumerate(edges.tolist()):
+        for j, b in enumerate(small.tolist()):
+            assert Fraction(float(sums[i, j])) == FP32.nearest(Fraction(a) + Fraction(b))
+    factors = tile.power_of_two(column(0.0, -1.0, -126.0, -127.0, -1e30, -INF))
+    np.testing.assert_array_equal(factors[:, 0], [1.0, 0.5, 2.0**-126, 0.0, 0.0, 0.0])
+
+
+def test_the_check_fails_nan_and_infinity() -> None:
+    """A lane at the limit passes; above it, infinite or NaN, it fails, wherever it stands, unless it is not counted."""
+    clean = jnp.full((16, budget.LANES), budget.LANE_LIMIT, jnp.float32)
+    assert not bool(tile.sums_exceed(clean, None))
+    for value in (above(budget.LANE_LIMIT), INF, NAN):
+        for row, lane in ((0, 0), (7, 100), (15, budget.LANES - 1)):
+            bad = clean.at[row, lane].set(value)
+            assert bool(tile.sums_exceed(bad, None))
+            counted = jnp.ones(bad.shape, bool).at[row].set(False)
+            assert not bool(tile.sums_exceed(bad, counted))
+
+
+def test_quotients_at_the_limits() -> None:
+    """0.5 / l is normal and within its unit at both ends of the range of checked denominators."""
+    top = budget.LANES * budget.LANE_LIMIT
+    denominators = np.array([top, below(top), budget.SUM_FLOOR, above(budget.SUM_FLOOR), 1.0, 3.0], np.float32)
+    quotients = np.asarray(0.5 / jnp.asarray(denominators))
+    for l, quotient in zip(denominators.tolist(), quotients.tolist(), strict=True):  # noqa: E741  the denominator
+        exact = 1 / (2 * Fraction(l))
+        assert FP32.holds(Fraction(quotient))
+        assert abs(Fraction(quotient) - exact) <= Fraction(devices.CPU_INTERPRET.reciprocal_relative) * exact
+    lanes = jnp.full((1, budget.LANES), budget.LANE_LIMIT, jnp.float32)
+    assert float(tile.denominator(lanes)[0, 0]) == top
+
+
+def test_rows_below_the_floor_are_unsound() -> None:
+    """A denominator at the floor passes; below it, zero or NaN, it fails, unless the row is not counted."""
+    o = jnp.ones((1, 64), jnp.float32)
+    assert not bool(tile.result_unsound(column(budget.SUM_FLOOR), o, None))
+    for value in (below(budget.SUM_FLOOR), 0.0, NAN):
+        assert bool(tile.result_unsound(column(value), o, None))
+        assert not bool(tile.result_unsound(column(value), o, jnp.zeros((1, 1), bool)))
+
+
+def test_results_that_are_not_finite_are_unsound() -> None:
+    """The largest FP32 passes; one infinite or NaN entry of o fails."""
+    o = jnp.full((2, 64), budget.FP32_MAX, jnp.float32)
+    assert not bool(tile.result_unsound(column(1.0, 1.0), o, None))
+    for value in (INF, -INF, NAN):
+        assert bool(tile.result_unsound(column(1.0, 1.0), o.at[1, 63].set(value), None))
+
+
+def test_anchor_is_ceiling_plus_bias() -> None:
+    """The anchor is the ceiling of the largest visible score, plus BIAS; invisible scores, NaN too, do not count."""
+    s = jnp.asarray([[0.25, -3.0, 9.5, NAN], [-7.75, -8.0, INF, NAN], [2.0**30, 1.0, 2.0**31, NAN]], jnp.float32)
+    visible = jnp.asarray([[True, True, False, False]] * 3)
+    anchors = np.asarray(tile.choose_anchor(s, visible))[:, 0]
+    np.testing.assert_array_equal(anchors, [1.0 + budget.BIAS, -7.0 + budget.BIAS, 2.0**30])
+
+
+@pytest.mark.parametrize("size", [1.0, 1e3, 1e6, 2.0**23, 2.0**40, 2.0**126])
+def test_replay_weights_stay_below_the_bias(size: float) -> None:
+    """However large the scores, weights are at most 2**-BIAS and the maximum's at least 2**-(BIAS + 1), exp2 apart."""
+    rng = np.random.default_rng(3)
+    s = jnp.asarray(rng.uniform(-size, size, (64, 256)), jnp.float32)
+    p, new_max, factor = tile.replay_weights(s, jnp.ones(s.shape, bool), jnp.full((64, 1), -budget.FP32_MAX))
+    room = devices.CPU_INTERPRET.exp2_relative
+    assert float(jnp.max(p)) <= 2.0**-budget.BIAS * (1 + room)
+    assert bool(jnp.all(jnp.max(p, axis=1) >= 2.0 ** -(budget.BIAS + 1) * (1 - room)))
+    assert bool(jnp.all(new_max >= jnp.max(s, axis=1, keepdims=True)))
+    assert bool(jnp.all(factor == 0.0))
+
+
+def test_running_maximum_is_an_integer() -> None:
+    """The running maximum is integer-valued, never falls, and its first value stays while no key is visible."""
+    rng = np.random.default_rng(4)
+    running = jnp.full((32, 1), -budget.FP32_MAX)
+    unseen = jnp.zeros((32, 128), bool)
+    for size in (3.0, 3e3, 3e5, 3e9):
+        s = jnp.asarray(rng.uniform(-size, size, (32, 128)), jnp.float32)
+        _, kept, factor = tile.replay_weights(s, unseen, running)
+        np.testing.assert_array_equal(kept, running)
+        np.testing.assert_array_equal(factor, jnp.ones((32, 1)))
+        _, new, _ = tile.replay_weights(s, ~unseen, running)
+        assert bool(jnp.all((new == jnp.floor(new)) & (new >= running)))
+        running = new
+
+
+def test_replay_values_are_finite() -> None:
+    """A replay reads zeros for values that are not finite and for rows that are no key, and the others as they are."""
+    v = jnp.asarray([[BF16_MAX, -BF16_MAX, INF, -INF, NAN, 0.5]] * 2, jnp.bfloat16)
+    is_key = jnp.asarray([[True] * 6, [False] * 6])
+    clean = np.asarray(tile.finite_values(v, is_key)).astype(np.float64)
+    np.testing.assert_array_equal(clean, [[BF16_MAX, -BF16_MAX, 0.0, 0.0, 0.0, 0.5], [0.0] * 6])
+
+
+def test_normalise_limits_and_keeps_nan() -> None:
+    """Results beyond the largest BF16, an overflowing product included, become it with their sign; NaN stays NaN."""
+    o = jnp.asarray([[budget.FP32_MAX, -budget.FP32_MAX, NAN, BF16_MAX * 1.003, 3.0]], jnp.float32)
+    out = np.asarray(tile.normalise(o, column(2.0**-34)))[0]
+    np.testing.assert_array_equal(out, [BF16_MAX, -BF16_MAX, NAN, BF16_MAX, 3.0 * 2.0**34])
+    limited = np.asarray(tile.normalise(o, column(1.0)).astype(jnp.bfloat16)).astype(np.float64)[0]
+    np.testing.assert_array_equal(limited, [BF16_MAX, -BF16_MAX, NAN, BF16_MAX, 3.0])
+
+
+def test_xla_rounds_to_bf16_as_numpy() -> None:
+    """XLA's conversion agrees with ml_dtypes on every BF16 word, the midpoint above it, and their FP32 neighbours."""
+    words = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
+    x = (words[:, None] | np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)).reshape(-1).view(np.float32)
+    x = x[np.isfinite(x) & (np.abs(x) >= 2.0**-126)]
+    with np.errstate(over="ignore"):
+        expected = x.astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(np.asarray(jnp.asarray(x).astype(jnp.bfloat16)), expected)
+
+
+def test_more_than_max_keys_are_refused() -> None:
+    """MAX_KEYS keys are accepted, one more is refused by name and value before anything is launched."""
+    q = jax.ShapeDtypeStruct((1, 1, 1, 64), jnp.bfloat16)
+    longest = jax.ShapeDtypeStruct((1, 1, budget.MAX_KEYS, 64), jnp.bfloat16)
+    longer = jax.ShapeDtypeStruct((1, 1, budget.MAX_KEYS + 1, 64), jnp.bfloat16)
+    api._check_operands(q, longest, longest)
+    with pytest.raises(ValueError, match=f"k must have at most .* tokens, got {budget.MAX_KEYS + 1}"):
+        api.attention(q, longer, longer, causal=False)
+
+
+@pytest.mark.parametrize("fragment", [64, 127, 192])
+def test_fragments_off_the_lanes_are_refused(fragment: int) -> None:
+    """A fragment is a positive multiple of LANES."""
+    with pytest.raises(ValueError, match=f"config.fragment must be a positive multiple of {budget.LANES}"):
+        tiling.resolve(AttentionConfig(fragment=fragment), 1024, 1024)
+
+
+def test_other_head_sizes_are_refused() -> None:
+    """A head_dim outside HEAD_DIMS, the sizes that the error of a score was checked for, is refused."""
+    x = jax.ShapeDtypeStruct((1, 1, 8, 512), jnp.bfloat16)
+    with pytest.raises(ValueError, match="head_dim must be one of"):
+        api.attention(x, x, x, causal=False)

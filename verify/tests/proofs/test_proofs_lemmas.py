@@ -1,0 +1,184 @@
+"""The lemmas hold as the constants stand, and editing a constant in an unsafe direction refutes a named one."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from proofs import catalogue, constants
+from proofs.attention import overflow, rounding
+from proofs.exact import BF16, FP32, Format, power_of_two
+from proofs.lemma import LemmaRefuted, examine
+
+import jax.numpy as jnp  # isort: skip  after proofs, which configures JAX
+
+from flywheel.attention import budget, tile
+from verify import devices
+from verify.attention import contract
+
+ROOT = Path(__file__).parents[3]
+BY_NAME = {lemma.name: lemma for lemma in catalogue.LEMMAS}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", BY_NAME)
+def test_lemma_holds(name: str) -> None:
+    """Every lemma holds for the constants as they stand, and says what it found."""
+    verdict = examine(BY_NAME[name])
+    assert verdict.holds, verdict.finding
+    assert verdict.finding
+
+
+UNSAFE = [
+    (budget, "LANE_LIMIT", 2.0**120, "checked_sum_has_normal_reciprocal"),
+    (budget, "LANE_LIMIT", 2.0**118 * (1 + 2.0**-23), "checked_sum_has_normal_reciprocal"),
+    (budget, "LANE_LIMIT", 2.0**128, "check_never_misses"),
+    (budget, "LANE_LIMIT", 2.0**70, "article_tau"),
+    (budget, "LANES", 256, "checked_sum_has_normal_reciprocal"),
+    (budget, "BIAS", 8, "replay_never_overflows"),
+    (budget, "BIAS", 30, "replay_never_overflows"),
+    (budget, "BIAS", 33, "flushed_weights_are_negligible"),
+    (budget, "BIAS", 40, "floor_is_reached"),
+    (budget, "BIAS", 100, "floor_is_reached"),
+    (budget, "BIAS", 100, "flushed_weights_are_negligible"),
+    (budget, "SUM_FLOOR", 2.0**-33, "floor_is_reached"),
+    (budget, "SUM_FLOOR", 2.0**-20, "floor_is_reached"),
+    (budget, "SUM_FLOOR", 2.0**-35, "flushed_weights_are_negligible"),
+    (budget, "SUM_FLOOR", 2.0**-100, "flushed_weights_are_negligible"),
+    (budget, "SUM_FLOOR", 0.0, "checked_sum_has_normal_reciprocal"),
+    (budget, "MAX_KEYS", 2**32, "replay_never_overflows"),
+    (budget, "MAX_KEYS", 2**31, "contract_constants"),
+    (budget, "HALF_BF16_MAX", 2.0**127, "clamp_keeps_the_bound"),
+    (budget, "HALF_BF16_MAX", (2.0 - 2.0**-6) * 2.0**126, "clamp_keeps_the_bound"),
+    (budget, "FP32_MAX", 2.0**127, "clamp_keeps_the_bound"),
+    (budget, "FP32_MAX", 2.0**127, "integer_maximum_rescales_exactly"),
+    (contract, "BIAS", 31, "flushed_weights_are_negligible"),
+    (contract, "BIAS", 60, "flushed_weights_are_negligible"),
+    (contract, "LARGEST_EXPONENT", 118.0, "check_never_misses"),
+    (contract, "LARGEST_EXPONENT", 64.0, "contract_constants"),
+    (contract, "DOMAIN_LIMIT", 2.0**128, "contract_constants"),
+    (contract, "EVALUATION_SLACK", 1.0, "contract_constants"),
+    (devices, "BF16_UNIT_ROUNDOFF", 2.0**-9, "bf16_rounding_unit"),
+    (devices, "BF16_UNIT_ROUNDOFF", 2.0**-7, "bf16_rounding_unit"),
+]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize(("module", "constant", "value", "name"), UNSAFE)
+def test_unsafe_constant_refutes_a_lemma(
+    monkeypatch: pytest.MonkeyPatch, module: object, constant: str, value: float, name: str
+) -> None:
+    """A constant edited in an unsafe direction refutes the lemma that names it."""
+    module_name = module.__name__.rsplit(".", 1)[-1]
+    assert f"{module_name}.{constant}" in BY_NAME[name].rests_on
+    monkeypatch.setattr(module, constant, value)
+    verdict = examine(BY_NAME[name])
+    assert not verdict.holds
+    assert verdict.finding
+
+
+def test_every_constant_of_the_budget_is_watched() -> None:
+    """No constant of the budget is outside the lemmas, and each has an edit above that refutes one."""
+    names = {name for name in vars(budget) if name.isupper()}
+    watched = {
+        name.split(".")[1] for lemma in catalogue.LEMMAS for name in lemma.rests_on if name.startswith("budget.")
+    }
+    edited = {constant for module, constant, _, _ in UNSAFE if module is budget}
+    assert names == watched == edited
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "name"),
+    [
+        ("exp2_relative", 0.6, "floor_is_reached"),
+        ("exp2_relative", 0.6, "flushed_weights_are_negligible"),
+        ("smallest_normal", 2.0**-120, "flushed_weights_are_negligible"),
+    ],
+)
+def test_worse_machine_refutes_a_lemma(monkeypatch: pytest.MonkeyPatch, field: str, value: float, name: str) -> None:
+    """A device model that allows more than the constants have room for refutes a lemma."""
+    worse = dataclasses.replace(devices.V6E, **{field: value})
+    if field == "smallest_normal":
+        # The contract charges what the model says, so that only a kernel with a smaller floor can lose more.
+        monkeypatch.setattr(budget, "SUM_FLOOR", budget.SUM_FLOOR / 2)
+    monkeypatch.setattr(devices, "MODELS", {**devices.MODELS, "worse": worse})
+    assert not examine(BY_NAME[name]).holds
+
+
+def test_too_small_gamma_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first-order n u, which (1 + u)**n - 1 passes, does not do as gamma."""
+    monkeypatch.setattr(contract, "gamma", lambda n, u: n * u)
+    assert not examine(BY_NAME["contract_constants"]).holds
+
+
+def test_inexact_power_of_two_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's exp2, which errs on integers, does not do as the factor of a replay."""
+    monkeypatch.setattr(tile, "power_of_two", lambda n: jnp.exp2(n) * jnp.float32(1 + 2.0**-23))
+    assert not examine(BY_NAME["integer_maximum_rescales_exactly"]).holds
+
+
+def test_the_factor_two_of_any_order_is_needed() -> None:
+    """With few bits some order of summing n ones computes more than 1.5 n, and none more than the bound."""
+    precision = 5
+    count = 2 ** (2 * precision - 1)
+    sums = overflow.largest_sums(count, Format(precision, -126, 127))
+    assert max(total / n for n, total in enumerate(sums.tolist(), 1)) > 1.5
+    assert sums[-1] <= overflow.any_order_bound(count, precision)
+
+
+def test_any_order_bound_refuses_what_its_induction_does_not_reach() -> None:
+    """Beyond 2**(2 p - 1) terms the induction does not close, and the bound says so instead of returning."""
+    assert overflow.any_order_bound(2**47, 24) < 2**48
+    with pytest.raises(LemmaRefuted, match="induction"):
+        overflow.any_order_bound(2**47 + 1, 24)
+
+
+def test_rounding_agrees_with_the_formats() -> None:
+    """Exact rounding knows ties to even, the formats' limits, and which numbers they hold."""
+    assert BF16.nearest(1 + power_of_two(-8)) == 1
+    assert BF16.nearest(1 + 3 * power_of_two(-8)) == 1 + power_of_two(-6)
+    assert FP32.largest == budget.FP32_MAX
+    assert BF16.largest == 2 * budget.HALF_BF16_MAX
+    assert FP32.holds(FP32.smallest_normal)
+    assert not FP32.holds(FP32.smallest_normal / 2)
+    assert not FP32.holds(1 + power_of_two(-24))
+    assert rounding.error_of_worst() < power_of_two(-8)
+
+
+def test_sources_cite_lemmas_that_exist() -> None:
+    """Every lemma that a comment of the kernels or of the suite cites is in the catalogue."""
+    cited: set[str] = set()
+    for room in ("flywheel", "verify"):
+        for path in sorted((ROOT / room).rglob("*.py")):
+            if "tests" not in path.parts:
+                cited |= set(re.findall(r"lemma\s+`(\w+)`", path.read_text(encoding="utf-8")))
+    assert cited
+    assert cited <= set(BY_NAME)
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_lemma_is_complete(name: str) -> None:
+    """Each lemma states its argument in words, its constants can be read, and its assumptions are watched over."""
+    lemma = BY_NAME[name]
+    assert lemma.statement
+    assert lemma.methods
+    assert lemma.check.__doc__
+    for constant in lemma.rests_on:
+        assert constants.describe(constant).startswith(f"{constant} = ")
+    for assumption in lemma.assumptions:
+        where, found = assumption.covered_by.split("::") if "::" in assumption.covered_by else ("", "")
+        if where:
+            assert re.search(rf"^def {found}\(", (ROOT / where).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        else:
+            module, function = assumption.covered_by.split(":")
+            assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_every_lemma_is_explained() -> None:
+    """proofs/README.md has a section for each lemma."""
+    text = (ROOT / "proofs" / "README.md").read_text(encoding="utf-8")
+    assert re.findall(r"^### `(\w+)`", text, flags=re.MULTILINE) == [lemma.name for lemma in catalogue.LEMMAS]

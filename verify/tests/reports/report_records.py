@@ -1,0 +1,92 @@
+"""Records made by hand, and judges that workers of a test can import."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+from verify.records import FORMAT, encode_number
+
+if TYPE_CHECKING:
+    from reports.grid import Item
+
+ENVIRONMENT = {
+    "backend": "cpu",
+    "device_model": "cpu-interpret",
+    "interpret": "fast",
+    "versions": {"python": "3.13.0", "jax": "0.12.0"},
+    "date": "2026-11-29T10:00:00+00:00",
+}
+
+
+def worst(value: float, *, got: float = 1.0078125, want: float = 1.0, rank: int = 4) -> dict[str, Any]:
+    """A worst element as `verify.attention.examine` writes it."""
+    return {
+        "value": encode_number(value),
+        "index": list(range(rank)),
+        "got": encode_number(got),
+        "want": encode_number(want),
+        "got_bits": "0x3f81",
+        "want_bits": "0x3f80",
+    }
+
+
+def measures(
+    share: float, *, array: str = "out", ulp: float = 1.0, count: int = 128, **element: float
+) -> dict[str, Any]:
+    """Measures of one array."""
+    rank = 4 if array == "out" else 3
+    return {
+        "format": "BF16" if array == "out" else "FP32",
+        "count": count,
+        "mismatches": 0,
+        "absolute": worst(0.0078125, rank=rank, **element),
+        "relative": worst(0.0078125, rank=rank, **element),
+        "ulp": worst(ulp, rank=rank, **element),
+        "share": worst(share, rank=rank, **element),
+        "bias": {
+            "normalised_by": "bound", "elements": count, "rows": 4, "total": 0.1, "squares": 1.0, "lean": 0.5,
+            "lean_limit": 6.65, "mean_square": 0.1, "mean_square_limit": "inf", "false_alarm_rate": 1e-9,
+            "alarm": False,
+        },
+    }  # fmt: skip
+
+
+def record(case: str = "plain", share: float = 0.5, **fields: Any) -> dict[str, Any]:
+    """A whole record; `fields` replace parts of it."""
+    body: dict[str, Any] = {
+        "format": FORMAT,
+        "subject": "flywheel.attention",
+        "case": case,
+        "family": "ordinary",
+        "sha256": hashlib.sha256(case.encode()).hexdigest(),
+        "shape": {
+            "batch": 1, "heads": 2, "kv_heads": 1, "q_len": 128, "kv_len": 128, "head_dim": 64,
+            "causal": True, "scale": 0.125,
+        },
+        "verdict": "pass",
+        "reason": "out: 128 elements within their bound",
+        "measures": {"out": measures(share), "lse": measures(share / 10, array="lse")},
+        "replays": 1,
+        "query_blocks": 2,
+        "replay_map": [[[0], [1]]],
+        "seconds": 0.25,
+        "environment": dict(ENVIRONMENT),
+        "reproduce": f"uv run python -m reports case {case}",
+        "case_spec": {"format": "flywheel-attention-case/1", "name": case},
+    }  # fmt: skip
+    return body | fields
+
+
+def quick_judge(item: Item) -> dict[str, Any]:
+    """A judge that passes everything at once."""
+    return record(item.name, family=item.family)
+
+
+def deadly_judge(item: Item) -> dict[str, Any]:
+    """A judge whose process is killed by items called `deadly`."""
+    if item.name == "deadly":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return record(item.name, family=item.family)

@@ -1,0 +1,176 @@
+"""Measuring: one record per case, nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from report_records import deadly_judge, quick_judge, record
+
+from reports import grid, measure, resume
+from reports.cli import main
+from reports.grid import Item
+from verify import records
+from verify.attention.cases import AttentionCase, save_case
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spawned workers find the judges of `report_records`."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+
+def items(*names: str) -> list[Item]:
+    """Items of two groups that only a judge of a test can take."""
+    return [Item("ordinary", name, "fast", None, f"group {n % 2}") for n, name in enumerate(names)]
+
+
+def run(work: list[Item], path: Path, judge=quick_judge, **options) -> list[dict]:  # noqa: ANN001, ANN003
+    """Measure, and return what was reported."""
+    seen: list[dict] = []
+    defaults = {"code": "c", "workers": 2, "until": None, "on_record": seen.append}
+    measure.measure(work, path, judge=judge, **(defaults | options))
+    return seen
+
+
+def test_every_item_gets_one_record(tmp_path: Path) -> None:
+    """Two workers share the groups, and each record carries the code it was measured with."""
+    path = tmp_path / "records.jsonl"
+    names = [f"case-{n}" for n in range(7)]
+    seen = run(items(*names), path)
+    found = list(records.read(path))
+    assert sorted(body["case"] for body in found) == names
+    assert {body["code"] for body in found} == {"c"}
+    assert len(seen) == 7
+
+
+def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
+    """After an interrupt, and with a torn last line, only what has no record is measured."""
+    path = tmp_path / "records.jsonl"
+    work = items(*(f"case-{n}" for n in range(6)))
+    count = 0
+
+    def stop(_: dict) -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(work, path, on_record=stop)
+    with path.open("a", encoding="utf-8") as handle:
+        handle.write('{"format": "flywheel-rec')
+    done, aside = resume.prepare(path, "c")
+    assert len(done) == 3
+    assert aside is None
+    run([item for item in work if item.key not in done], path)
+    assert sorted(body["case"] for body in records.read(path)) == [item.name for item in work]
+
+
+def test_a_dead_worker_costs_its_item_only(tmp_path: Path) -> None:
+    """A process that is killed leaves a failure with its exit code; the rest goes on, and a resumed run tries again."""
+    path = tmp_path / "records.jsonl"
+    run(items("a", "b", "deadly", "c", "d", "e"), path, judge=deadly_judge, workers=1)
+    found = {body["case"]: body for body in records.read(path)}
+    assert sorted(found) == ["a", "b", "c", "d", "deadly", "e"]
+    assert found["deadly"]["verdict"] == "fail"
+    assert "exit code -9" in found["deadly"]["reason"]
+    done, _ = resume.prepare(path, "c")
+    assert ("ordinary", "deadly", "fast") not in done
+    assert len(done) == 5
+
+
+def test_time_is_up(tmp_path: Path) -> None:
+    """No item is started after the time given."""
+    assert run(items("a", "b"), tmp_path / "records.jsonl", until=0.0) == []
+
+
+def test_records_of_other_code_are_set_aside(tmp_path: Path) -> None:
+    """Results of changed code are neither mixed with new ones nor lost; nor are those that a fresh run replaces."""
+    path = tmp_path / "records.jsonl"
+    records.append(path, record() | {"code": "old"})
+    assert resume.prepare(path, "new") == (set(), tmp_path / "records.1.jsonl")
+    assert len(list(records.read(tmp_path / "records.1.jsonl"))) == 1
+    records.append(path, record() | {"code": "new"})
+    assert resume.prepare(path, "new", fresh=True) == (set(), tmp_path / "records.2.jsonl")
+    assert not path.exists()
+
+
+def test_code_digest_covers_the_kernel() -> None:
+    """The digest is stable within a checkout, and does not depend on where it is called."""
+    assert resume.code_digest() == resume.code_digest()
+    assert (resume.ROOT / "flywheel" / "attention" / "kernel.py").is_file()
+
+
+@pytest.mark.parametrize("name", grid.GRIDS)
+def test_grids_name_every_case_once(name: str) -> None:
+    """A name finds one case; real tensors, adversarial and non-finite inputs are in every grid."""
+    plan = grid.plan(name)
+    keys = [item.key for item in plan]
+    assert len(set(keys)) == len(keys)
+    cases = {item.name: item.case for item in plan}
+    assert all(cases[item.name] == item.case for item in plan)
+    assert {"ordinary", "adversarial", "non-finite", "trace"} <= {item.family for item in plan}
+    assert sorted(item.name for group in grid.groups(plan) for item in group) == sorted(item.name for item in plan)
+
+
+def test_the_standard_grid_covers_what_it_says() -> None:
+    """Every length and head_dim, both masks, GQA, and a sample in the interpreter that finds races."""
+    plan = grid.plan("standard")
+    shapes = {item.case.shape for item in plan if item.case is not None}
+    assert {(n, d) for n in grid.LENGTHS for d in grid.HEAD_DIMS} <= {(shape[4], shape[5]) for shape in shapes}
+    assert set(grid.GQA_SHAPES) <= {shape[1:3] for shape in shapes}
+    assert {item.case.causal for item in plan if item.case is not None} == {True, False}
+    assert sorted(item.name for item in plan if item.interpret == "tpu") == sorted(grid.RACE_SAMPLE)
+    with pytest.raises(ValueError, match="grid must be one of quick, standard, got 'huge'"):
+        grid.plan("huge")
+
+
+def test_the_kernel_is_judged_end_to_end(tmp_path: Path) -> None:
+    """A worker process runs the kernel on a case and on a problem of the trace; the page of it passes."""
+    wanted = {"causal-length-7-d64-spread-4", "smollm2-135m/layer00"}
+    work = [item for item in grid.plan("quick") if item.name in wanted]
+    assert len(work) == 2
+    path = tmp_path / "records.jsonl"
+    run(work, path, judge=measure.judge, workers=1)
+    found = {body["case"]: body for body in records.read(path)}
+    assert {body["verdict"] for body in found.values()} == {"pass"}
+    assert found["smollm2-135m/layer00"]["measures"]["out"]["count"] > 100_000
+    assert main(["build", "--from", str(path), "--out", str(tmp_path / "page")]) == 0
+
+
+def test_an_exception_of_the_kernel_is_a_failure() -> None:
+    """What the kernel raises becomes the record, with its text."""
+    item = grid.of_case("ordinary", AttentionCase("odd-head-dim", (1, 1, 1, 8, 8, 80)))
+    body = measure.judge(item)
+    assert body["verdict"] == "fail"
+    assert "head_dim must be one of (64, 128, 256), got 80" in body["reason"]
+    json.dumps(body, allow_nan=False)
+
+
+def test_one_case_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`case` judges a case by its name or from its file, and refuses a name that no grid has."""
+    assert main(["case", "causal-length-7-d64-spread-4"]) == 0
+    by_name = capsys.readouterr().out
+    assert by_name.startswith("pass: causal-length-7-d64-spread-4 (ordinary, 1 × 2/1 × 7 × 7 × 64, causal)")  # noqa: RUF001
+    case = grid.find("causal-length-7-d64-spread-4").case
+    assert case is not None
+    save_case(case, tmp_path / "case.json")
+    assert main(["case", str(tmp_path / "case.json")]) == 0
+    assert main(["case", "no-such-case"]) == 2
+    assert "no case is called 'no-such-case'" in capsys.readouterr().out
+
+
+@pytest.mark.smoke
+def test_arguments_are_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    """Minutes and workers out of range are refused before anything is started."""
+    for arguments, message in (
+        (["build", "--minutes", "0"], "must be a positive number of minutes, got 0"),
+        (["build", "--workers", "0"], "must be at least 1, got 0"),
+        (["build", "--grid", "huge"], "invalid choice: 'huge'"),
+    ):
+        with pytest.raises(SystemExit) as stopped:
+            main(arguments)
+        assert stopped.value.code == 2
+        assert message in capsys.readouterr().err
