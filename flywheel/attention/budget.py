@@ -18,9 +18,10 @@ finite BF16 value, sum_k p_k |v_k| <= MAX_KEYS * 2**-BIAS * BF16_MAX < FP32_MAX 
 MAX_KEYS: Final = 2**30
 """Longest supported row.  What the lemmas assume of the number of keys, and what `attention` refuses beyond."""
 
-LANE_LIMIT: Final = 2.0**118
-"""The check's limit on each lane's partial sum: below it the whole denominator is at most LANES * LANE_LIMIT = 2**125,
-so that it is finite and its reciprocal is a normal number (lemma `checked_sum_has_normal_reciprocal`)."""
+LANE_LIMIT: Final = 2.0**117
+"""The check's limit on each lane's partial sum: below it the whole denominator is at most LANES * LANE_LIMIT = 2**124,
+so that it is finite and 0.5 / l a normal number, also where a reciprocal errs by a few ulp (lemma
+`checked_sum_has_normal_reciprocal`)."""
 
 SUM_FLOOR: Final = 2.0 ** -(BIAS + 2)
 """The check's floor on a row's denominator.  An anchor that is a score of the row leaves at least 2**-(BIAS + 1), less

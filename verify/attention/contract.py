@@ -7,6 +7,7 @@ the replay, for any order of summation, and for every rounding that the device m
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,9 @@ LARGEST_EXPONENT = 128.0
 """|t| of every exp2 whose result is a normal number."""
 
 DOMAIN_LIMIT = 2.0**127
+
+OVERFLOWING = 700.0
+"""nats: a share multiplied by exp(OVERFLOWING) makes any first-order bound infinite."""
 
 EVALUATION_SLACK = 1.0 + 2.0**-20
 """The bound is evaluated in float64.  Its sums have at most 2**30 non-negative terms, each relative error at most
@@ -87,11 +91,21 @@ class _Rows:
 
     counts: np.ndarray
     v: np.ndarray
-    share: np.ndarray
     log_share: np.ndarray
     sigma: np.ndarray
+    doubt: np.ndarray
     lse: np.ndarray
     device: DeviceModel
+
+    @functools.cached_property
+    def share(self) -> np.ndarray:
+        """P' of each key: P up to a factor within exp(+-doubt)."""
+        return np.exp(self.log_share)
+
+    def grown(self, exponent: np.ndarray) -> np.ndarray:
+        """At least P' (exp(exponent) - 1); one exponential where it is large, since P' alone may underflow."""
+        small = self.share * np.expm1(np.minimum(exponent, 1.0))
+        return np.where(exponent < 1.0, small, np.exp(np.minimum(self.log_share + exponent, OVERFLOWING)))
 
     @property
     def summing(self) -> np.ndarray:
@@ -134,7 +148,8 @@ def _block_bound(
         log_share = z - top - log_total
         lse = (top + log_total)[:, 0]
         sigma = _score_error(magnitude, scale, q.shape[1], device)
-        rows = _Rows(counts, np.where(np.isfinite(v), v, 0.0), np.exp(log_share), log_share, sigma, lse, device)
+        doubt = _evaluation_doubt(magnitude, log_share, scale, q.shape[1])
+        rows = _Rows(counts, np.where(np.isfinite(v), v, 0.0), log_share, sigma, doubt, lse, device)
         out_bound = np.where(inside[:, None], _out_bound(rows) * EVALUATION_SLACK, np.inf)
         lse_bound = np.where(inside, _lse_bound(rows) * EVALUATION_SLACK, np.inf)
     return np.where(empty[:, None], 0.0, out_bound), np.where(empty, 0.0, lse_bound), inside | empty
@@ -146,9 +161,20 @@ def _score_error(magnitude: np.ndarray, scale: float, head_dim: int, device: Dev
     # head_dim - 1 additions, the rounding of the constant and of the product with it.
     relative = gamma(head_dim, device.dot_unit_roundoff) + gamma(3, device.unit_roundoff) * 1.01
     flushed = (2 * head_dim * log2_scale * 1.01 + 1) * device.smallest_normal
-    # What float64 itself does to the scores from which the shares below are formed.
-    evaluation = 2.0 * (head_dim + 8) * 2.0**-53 * magnitude.max(axis=1, keepdims=True)
-    return log2_scale * (relative * magnitude + evaluation) + flushed
+    return log2_scale * relative * magnitude + flushed
+
+
+def _evaluation_doubt(magnitude: np.ndarray, log_share: np.ndarray, scale: float, head_dim: int) -> np.ndarray:
+    """In nats: how far ln P' may be from ln P because the scores and their sum were formed in float64.
+
+    A key's own score, and the normaliser: with computed shares P'_j and errors e_j of the scores, the sum is off by a
+    factor of at most 1 + sum_j P'_j (exp(e_j) - 1).
+    """
+    own = (head_dim + 8) * 2.0**-53 * abs(scale) * magnitude + 2.0**-42
+    share = np.exp(log_share)
+    grown = np.where(own < 1.0, share * np.expm1(np.minimum(own, 1.0)), np.exp(np.minimum(log_share + own, OVERFLOWING)))
+    of_sum = np.minimum(_log_of_relative(grown.sum(axis=1, keepdims=True)), 2.0 * OVERFLOWING)
+    return own + of_sum
 
 
 def _shift_error(device: DeviceModel) -> float:
@@ -157,40 +183,52 @@ def _shift_error(device: DeviceModel) -> float:
 
 
 def _shared_weight_error(rows: _Rows) -> np.ndarray:
-    """rho_k P_k: by how much a weight that is not flushed may be off, as a share of the row.
-
-    Where the error of the score is large, P_k (1 + rho_k) is formed as one exponential: P_k alone may underflow.
-    """
-    exponent = LN2 * (rows.sigma + _shift_error(rows.device))
+    """rho_k P_k: by how much a weight that is not flushed may be off, as a share of the row."""
+    exponent = LN2 * (rows.sigma + _shift_error(rows.device)) + rows.doubt
     exp2 = rows.device.exp2_relative
-    small = rows.share * (np.expm1(np.minimum(exponent, 1.0)) + exp2 * math.e)
-    large = np.exp(np.minimum(rows.log_share + exponent, 700.0)) * (1.0 + exp2)
-    return np.where(exponent < 1.0, small, large)
+    return np.where(
+        exponent < 1.0, rows.grown(exponent) + rows.share * (exp2 * math.e), rows.grown(exponent) * (1.0 + exp2)
+    )
+
+
+def _doubt_of_exact(rows: _Rows, spread: np.ndarray, largest: np.ndarray) -> np.ndarray:
+    """|sum_k P'_k v_k - f|: what float64 shares make of the exact output; never more than the spread of the values."""
+    worst = rows.doubt.max(axis=1, keepdims=True)
+    if worst.max() < 2.0**-20:
+        return np.minimum(np.expm1(worst) * largest, spread)
+    return np.minimum(rows.grown(rows.doubt) @ np.abs(rows.v), spread)
 
 
 def _out_bound(rows: _Rows) -> np.ndarray:
     device, unit = rows.device, BF16_UNIT_ROUNDOFF
     v, abs_v, n = rows.v, np.abs(rows.v), rows.counts.astype(np.float64)[:, None]
     summing = rows.summing[:, None]
-    exact = rows.share @ v
+    computed = rows.share @ v
+    highest, lowest = (rows.prefix(op.accumulate(v, axis=0)) for op in (np.maximum, np.minimum))
+    largest = np.maximum(np.abs(highest), np.abs(lowest))
+    spread = highest - lowest
+    doubt = _doubt_of_exact(rows, spread, largest)
+    exact = np.abs(computed) + doubt
     rho_share = _shared_weight_error(rows)
     rounding_p = (1.0 + unit) * (1.0 + summing)
     alpha_share = rho_share * rounding_p + rows.share * (rounding_p - 1.0)
     beta = (rho_share * (1.0 + summing) + rows.share * summing).sum(axis=1, keepdims=True)
     total_v = rows.prefix(np.cumsum(abs_v, axis=0))
-    largest = rows.prefix(np.maximum.accumulate(abs_v, axis=0))
-    theta = rows.flushed_weight * (total_v + n * np.abs(exact)) + rows.flushed_products[:, None]
+    theta = rows.flushed_weight * (total_v + n * exact) + rows.flushed_products[:, None]
     denominator = 1.0 - beta - n * rows.flushed_weight
-    numerator = alpha_share @ abs_v + np.abs(exact) * beta + theta
+    numerator = alpha_share @ abs_v + exact * beta + theta
     first_order = np.where(denominator > 0.0, numerator / denominator, np.inf)
-    above = rows.prefix(np.maximum.accumulate(v, axis=0)) - exact
-    below = exact - rows.prefix(np.minimum.accumulate(v, axis=0))
-    skew = (unit + 3.0 * summing * (1.0 + unit)) * largest
-    convex = np.maximum(above, below) + skew + rows.flushed_products[:, None]
+    farthest = np.minimum(np.maximum(highest - computed, computed - lowest) + doubt, spread)
+    convex = farthest + _skew(summing) * largest + rows.flushed_products[:, None]
     inner = np.fmin(first_order, convex)
-    divided = inner + (2.0 * device.reciprocal_relative + 3.0 * device.unit_roundoff) * (np.abs(exact) + inner)
+    divided = inner + (2.0 * device.reciprocal_relative + 3.0 * device.unit_roundoff) * (exact + inner)
     # The result is formed at half scale, where anything below smallest_normal is flushed.
-    return divided + unit * (np.abs(exact) + divided) + 2.0 * device.smallest_normal
+    return divided + unit * (exact + divided) + 2.0 * device.smallest_normal
+
+
+def _skew(summing: np.ndarray) -> np.ndarray:
+    """(1 + unit)(1 + summing)**2 - 1: numerator and denominator weigh the values apart, P rounded in one of them only."""
+    return BF16_UNIT_ROUNDOFF + (1.0 + BF16_UNIT_ROUNDOFF) * summing * (2.0 + summing)
 
 
 def _lse_bound(rows: _Rows) -> np.ndarray:

@@ -92,9 +92,7 @@ def judge(
     if reference is None:
         reference = oracle_float64.attention(problem)
     inside = np.asarray(bound.inside_domain)
-    if inside.shape != reference.lse.shape:
-        message = f"inside_domain must have shape {reference.lse.shape}, got {inside.shape}"
-        raise ValueError(message)
+    _check_shapes(bound, reference)
     got_out = np.asarray(got_out)
     claims = [_Claim("out", got_out, reference.out, reference.out_error, bound.out)]
     if got_lse is not None:
@@ -108,6 +106,15 @@ def judge(
         if part is not None:
             parts.append(part)
     return _conclude(problem, got_out, bound, reference, parts, power=power)
+
+
+def _check_shapes(bound: Bound, reference: Reference) -> None:
+    shapes = {"out": reference.out.shape, "lse": reference.lse.shape, "inside_domain": reference.lse.shape}
+    for name, shape in shapes.items():
+        found = np.shape(getattr(bound, name))
+        if found != shape:
+            message = f"bound.{name} must have shape {shape}, got {found}"
+            raise ValueError(message)
 
 
 def _decided(problem: AttentionProblem, claim: _Claim, inside: np.ndarray) -> _Part | None:

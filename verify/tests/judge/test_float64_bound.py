@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -106,6 +107,19 @@ def test_one_huge_logit_keeps_a_small_output_bound() -> None:
     assert found.out.item() == 3.0
     assert found.out_error.item() < 1e-12
     assert found.lse_error.item() <= 2.0**100 * 1e-14
+
+
+def test_what_the_anchor_has_lost_counts_for_every_key() -> None:
+    """The winning logit loses 0.37 beside 2^50, whatever the order of lanes: errors are real and within the bound."""
+    lost = []
+    for lanes in itertools.permutations(range(3)):
+        q = np.array([2.0**50, 1.0, -(2.0**50)])[list(lanes)]
+        key = np.array([1.0, 0.37, 1.0])[list(lanes)]
+        case = problem([[[q]]], [[[key, np.zeros(3)]]], [[[[2.0] * 3, [1.0] * 3]]], causal=False)
+        assert violations(case) == []
+        exact = oracle_arb.attention(case)
+        lost.append(np.abs(oracle_float64.attention(case).out - exact.out).max())
+    assert max(lost) > 1e-3
 
 
 def test_equal_values_are_exact() -> None:

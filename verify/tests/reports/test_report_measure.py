@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 from report_records import deadly_judge, quick_judge, record
 
-from reports import grid, measure, resume
+from reports import cli, grid, measure, resume
 from reports.cli import main
 from reports.grid import Item
 from verify import records
@@ -160,6 +161,16 @@ def test_one_case_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["case", str(tmp_path / "case.json")]) == 0
     assert main(["case", "no-such-case"]) == 2
     assert "no case is called 'no-such-case'" in capsys.readouterr().out
+
+
+@pytest.mark.smoke
+def test_commands_survive_a_shell() -> None:
+    """A name that starts with a dash, or holds what a shell reads, still names its case."""
+    dashed = grid.of_case("non-finite", AttentionCase("-inf in v", (1, 1, 1, 1, 1, 64)), interpret="tpu")
+    assert dashed.reproduce == "uv run python -m reports case --interpret tpu -- '-inf in v'"
+    words = shlex.split(dashed.reproduce)[5:]
+    parsed = cli._parser().parse_args(words)
+    assert (parsed.name, parsed.interpret) == ("-inf in v", "tpu")
 
 
 @pytest.mark.smoke

@@ -118,6 +118,15 @@ def test_an_unknown_verdict_is_refused() -> None:
         build_report([record(verdict="fine")])
 
 
+@pytest.mark.parametrize("share", [1.0000001, math.inf, math.nan])
+def test_a_pass_that_its_measures_contradict_is_a_failure(share: float) -> None:
+    """A record from elsewhere cannot talk its way past the bound, or past a class mismatch."""
+    report = build_report([record("boast", share)])
+    assert report.kernels[0].verdict == "fail"
+    assert "the record says pass, but out has 0 class mismatches" in report.rows[0].reason
+    assert build_report([record(measures={"out": measures(0.1) | {"mismatches": 1}})]).kernels[0].verdict == "fail"
+
+
 def test_bias_alarms_are_counted() -> None:
     """Alarms show by family, and never change a verdict."""
     alarming = measures(0.5)

@@ -1,0 +1,1 @@
+"""The lemmas of static-anchor attention, by topic."""

@@ -1,0 +1,37 @@
+"""Every lemma, in the order in which the argument uses them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proofs.attention import article, contract, floor, overflow, rescaling, rounding, sums
+
+if TYPE_CHECKING:
+    from proofs.lemma import Lemma
+
+LEMMAS: tuple[Lemma, ...] = (
+    rounding.bf16_rounding_unit,
+    sums.check_never_misses,
+    sums.checked_sum_has_normal_reciprocal,
+    floor.floor_is_reached,
+    floor.flushed_weights_are_negligible,
+    rescaling.integer_maximum_rescales_exactly,
+    overflow.replay_never_overflows,
+    overflow.clamp_keeps_the_bound,
+    contract.contract_constants,
+    article.article_tau,
+)
+
+
+def select(names: list[str]) -> tuple[Lemma, ...]:
+    """The lemmas of these names, in the catalogue's order; all of them if none is named.
+
+    Raises:
+        ValueError: a name is no lemma's; the message lists those that are.
+    """
+    known = [lemma.name for lemma in LEMMAS]
+    for name in names:
+        if name not in known:
+            message = f"no lemma is called {name!r}; the lemmas are: {', '.join(known)}"
+            raise ValueError(message)
+    return tuple(lemma for lemma in LEMMAS if not names or lemma.name in names)

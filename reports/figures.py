@@ -1,0 +1,324 @@
+"""Figures as inline SVG, drawn by matplotlib and coloured by the page's style sheet.
+
+Every figure is drawn with sentinel colours that become CSS variables, so that one file serves light, dark and print;
+text stays text, in the page's font.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import itertools
+import math
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import matplotlib as mpl
+from markupsafe import Markup, escape
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
+
+from reports.model import FAR_ULP
+from reports.numbers import plural, severity, show, show_share
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from matplotlib.axes import Axes
+
+    from reports.model import Group, Kernel
+    from reports.rows import Row
+
+INK, MUTED, GRID, LIMIT, BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
+SERIES = ("#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04", "#0a0a05", "#0a0a06")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+VARIABLES = {
+    INK: "--ink",
+    MUTED: "--muted",
+    GRID: "--line",
+    LIMIT: "--limit",
+    BAD: "--fail",
+    **{color: f"--series-{n}" for n, color in enumerate(SERIES, start=1)},
+}
+
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "flywheel",
+    "text.parse_math": False,
+    "font.size": 10.0,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "text.color": INK,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "legend.frameon": False,
+}
+
+PANEL = (4.6, 3.1)
+"""Inches of one panel: at 96 pixels per inch wide enough for a phone held upright, two side by side on a desk."""
+
+LABEL_WIDTH = 0.14
+"""Of a label of four digits, as a share of the axis."""
+
+LARGEST_LINEAR_SHARE = 1.5
+SMALLEST_SHOWN = 1e-12
+"""Relative to the top of a logarithmic axis: what lies further below is drawn as zero."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Drawing:
+    """An SVG and the sentence that stands for it where it cannot be seen."""
+
+    svg: Markup
+    alt: str
+
+
+def error_by_length(kernel: Kernel, prefix: str) -> list[Drawing]:
+    """Share of the bound, absolute and ulp error of `out` against kv_len, a series per head_dim; ordinary data only."""
+    rows = [row for row in kernel.judged if row.family == "ordinary" and row.part("out") and _length(row)]
+    if not rows:
+        return []
+    panels = (
+        ("share", "share of the certified bound", _share_axis),
+        ("absolute", "largest absolute error", _absolute_axis),
+        ("ulp", "largest error in BF16 ulp", _ulp_axis),
+    )
+    return [_by_length(rows, f"{prefix}-{measure}", measure, label, axis) for measure, label, axis in panels]
+
+
+def _by_length(
+    rows: Sequence[Row], prefix: str, measure: str, label: str, set_axis: Callable[[Axes, Sequence[float]], float]
+) -> Drawing:
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=PANEL, layout="constrained")
+        axes = figure.add_subplot()
+        measured = [(row, x) for row in rows if (part := row.part("out")) and (x := getattr(part, measure)) is not None]
+        top = set_axis(axes, [x for _, x in measured if math.isfinite(x)])
+        dims = sorted({row.shape["head_dim"] for row, _ in measured})
+        joined = _joined(measured)
+        for n, dim in enumerate(dims):
+            points = [(row, x) for row, x in measured if row.shape["head_dim"] == dim]
+            _series(axes, points, n, f"{'head_dim ' * (n == 0)}{dim}", top, joined)
+        axes.set_xscale("log", base=2)
+        _length_ticks(axes, sorted(joined))
+        axes.set_xlabel("keys per row (kv_len)")
+        axes.set_title(label, fontsize=10.5, loc="left", pad=22)
+        if measured:
+            axes.legend(
+                loc="lower left",
+                bbox_to_anchor=(-0.03, 0.985),
+                ncols=min(len(dims), 4),
+                handletextpad=0.3,
+                columnspacing=1.0,
+                borderpad=0.2,
+                handlelength=1.6,
+                fontsize=9.5,
+            )
+        worst_row, worst = max(measured, key=lambda pair: severity(pair[1]), default=(None, None))
+        alt = f"{label} against kv_len, {plural(len(measured), 'case')}"
+        if worst_row is not None:
+            place = f"kv_len {_length(worst_row)}, head_dim {worst_row.shape['head_dim']}"
+            alt += f"; the largest is {show_share(worst)} at {place}"
+        return _drawing(figure, prefix, alt)
+
+
+def _series(axes: Axes, points: Sequence[tuple[Row, float]], n: int, label: str, top: float, joined: set[int]) -> None:
+    """One head_dim: every case a mark, the worst of each length a line; what is not finite sits at the upper edge."""
+    color, marker = SERIES[n % len(SERIES)], MARKERS[n % len(MARKERS)]
+    finite = [(_length(row), x) for row, x in points if math.isfinite(x)]
+    beyond = sorted({_length(row) for row, x in points if not math.isfinite(x)})
+    lengths = sorted({x for x, _ in finite} & joined)
+    worst = [max(y for x, y in finite if x == length) for length in lengths]
+    axes.plot(lengths, worst, color=color, linewidth=1.4, marker=marker, markersize=4.5, label=label, clip_on=False)
+    x, y = [x for x, _ in finite], [y for _, y in finite]
+    axes.plot(x, y, color=color, linestyle="none", marker=marker, markersize=3, alpha=0.45, clip_on=False)
+    axes.plot(beyond, [top] * len(beyond), color=BAD, linestyle="none", marker="X", markersize=8, clip_on=False)
+
+
+def _share_axis(axes: Axes, values: Sequence[float]) -> float:
+    """Linear up to a little over the bound; logarithmic if something lies far beyond it."""
+    largest = max(values, default=1.0)
+    axes.axhline(1.0, color=LIMIT, linewidth=1.6, linestyle=(0, (5, 2)))
+    if largest <= LARGEST_LINEAR_SHARE:
+        top = max(1.12, largest * 1.05)
+        axes.set_ylim(0.0, top)
+    else:
+        top = _logarithmic(axes, values, 1.0)
+    _note(axes, "certified bound", 1.0, LIMIT, above=True)
+    return top
+
+
+def _absolute_axis(axes: Axes, values: Sequence[float]) -> float:
+    return _logarithmic(axes, values, min((x for x in values if x > 0), default=1.0))
+
+
+def _ulp_axis(axes: Axes, values: Sequence[float]) -> float:
+    """Half an ulp is what correct rounding leaves; beyond a few ulp the axis is logarithmic."""
+    largest = max(values, default=1.0)
+    axes.axhline(0.5, color=MUTED, linewidth=1.2, linestyle=(0, (1, 2)))
+    if largest <= FAR_ULP:
+        top = max(1.1, largest * 1.15)
+        axes.set_ylim(0.0, top)
+    else:
+        top = _logarithmic(axes, values, 1.0)
+    _note(axes, "correct rounding: ½", 0.5, MUTED, above=False)
+    return top
+
+
+def _logarithmic(axes: Axes, values: Sequence[float], linear_to: float) -> float:
+    """Logarithmic above `linear_to`, with room for 0 below it."""
+    top = min(max([linear_to, *values]) * 3.0, sys.float_info.max / 10)
+    axes.set_yscale("symlog", linthresh=max(linear_to, SMALLEST_SHOWN * top))
+    axes.set_ylim(0.0, top)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: show(x, 1)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    return top
+
+
+def _note(axes: Axes, text: str, y: float, color: str, *, above: bool) -> None:
+    axes.annotate(
+        text,
+        (1.0, y),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3 if above else -3),
+        textcoords="offset points",
+        ha="right",
+        va="bottom" if above else "top",
+        color=color,
+        fontsize=9,
+    )
+
+
+def _length(row: Row) -> int:
+    length = row.shape.get("kv_len")
+    return length if isinstance(length, int) and length > 0 and isinstance(row.shape.get("head_dim"), int) else 0
+
+
+def _joined(measured: Sequence[tuple[Row, float]]) -> set[int]:
+    """Lengths at which every head_dim was measured, which lines may join; all lengths if there is none."""
+    found: dict[int, set[int]] = {}
+    for row, _ in measured:
+        found.setdefault(row.shape["head_dim"], set()).add(_length(row))
+    common = set.intersection(*found.values()) if found else set[int]()
+    return common or {length for lengths in found.values() for length in lengths}
+
+
+def _length_ticks(axes: Axes, lengths: Sequence[int]) -> None:
+    """Ticks at the first, the last, and as many lengths between as can be told apart."""
+    shown = [lengths[-1]] if lengths else []
+    gap = (lengths[-1] / lengths[0]) ** LABEL_WIDTH if lengths else 1.0
+    shown += [x for x in lengths[:1] if x != lengths[-1]]
+    for length in reversed(lengths[1:-1]):
+        if all(max(length / other, other / length) >= gap for other in shown):
+            shown.append(length)
+    axes.xaxis.set_major_locator(FixedLocator(sorted(shown)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+
+
+BINS = 50
+ROW_HEIGHT = 0.62
+
+
+def share_by_family(kernel: Kernel, prefix: str) -> Drawing | None:
+    """How the worst share of each case is distributed, a histogram per family on a common axis."""
+    families = [group for group in kernel.families if any(row.share is not None for row in group.judged)]
+    if not families:
+        return None
+    finite = [
+        row.share for group in families for row in group.judged if row.share is not None and math.isfinite(row.share)
+    ]
+    largest = max(finite, default=1.0)
+    log = largest > LARGEST_LINEAR_SHARE
+    top = min(3.0 * largest, sys.float_info.max / 10) if log else max(1.0, largest)
+    with mpl.rc_context({**STYLE, "axes.grid": False, "axes.spines.left": False}):
+        figure = Figure(figsize=(PANEL[0], 0.8 + ROW_HEIGHT * len(families)), layout="constrained")
+        axes = figure.add_subplot()
+        if log:
+            axes.set_xscale("symlog", linthresh=1.0)
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: show(x, 1)))
+        axes.set_xlim(0.0, top * 1.04)
+        for place, group in enumerate(families):
+            _histogram(axes, group, len(families) - 1 - place, top, log=log)
+        axes.axvline(1.0, color=LIMIT, linewidth=1.6, linestyle=(0, (5, 2)))
+        axes.set_ylim(-0.12, len(families))
+        axes.set_yticks([len(families) - 1 - n + 0.12 for n in range(len(families))])
+        axes.set_yticklabels([_short(group.name) for group in families])
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("largest share of the bound, case by case")
+        parts = [f"{group.name}: worst {show_share(group.worst_row.share)}" for group in families if group.worst_row]
+        return _drawing(figure, prefix, "Distribution of the share of the bound by family; " + ", ".join(parts))
+
+
+def _histogram(axes: Axes, group: Group, base: int, top: float, *, log: bool) -> None:
+    shares = [row.share for row in group.judged if row.share is not None]
+    finite = [x for x in shares if math.isfinite(x)]
+    edges = [top * n / BINS for n in range(BINS + 1)]
+    if log:
+        edges = [math.sinh(math.asinh(top) * n / BINS) for n in range(BINS + 1)]
+    counts = [0] * BINS
+    for x in finite:
+        counts[next((n for n in range(BINS) if x <= edges[n + 1]), BINS - 1)] += 1
+    tallest = max(counts, default=0) or 1
+    heights = [0.72 * math.sqrt(count / tallest) for count in counts]
+    axes.bar(
+        edges[:-1],
+        heights,
+        [b - a for a, b in itertools.pairwise(edges)],
+        bottom=base,
+        align="edge",
+        color=SERIES[0],
+        alpha=0.75,
+        linewidth=0,
+    )
+    axes.axhline(base, color=GRID, linewidth=0.8)
+    worst = max(shares, key=severity)
+    if math.isfinite(worst):
+        axes.plot([worst], [base], color=INK if worst <= 1 else BAD, marker="^", markersize=6, clip_on=False)
+    else:
+        axes.plot([top * 1.02], [base + 0.3], color=BAD, marker="X", markersize=8, clip_on=False)
+
+
+LONGEST_NAME = 18
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+
+
+def _drawing(figure: Figure, prefix: str, alt: str) -> Drawing:
+    figure.patch.set_alpha(0.0)
+    for axes in figure.axes:
+        axes.patch.set_alpha(0.0)
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    return Drawing(Markup(_clean(buffer.getvalue(), prefix, alt)), alt)  # noqa: S704  matplotlib escapes its text
+
+
+def _clean(text: str, prefix: str, alt: str) -> str:
+    """The SVG element alone, sized by the page, its ids made unique, its colours turned into variables."""
+    body = text[text.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    box = re.search(r'viewBox="([^"]*)"', body)
+    assert box is not None  # noqa: S101  matplotlib always writes one
+    inner = body[body.index(">") + 1 :]
+    inner = re.sub(r'\bid="([^"]*)"', rf'id="{prefix}-\1"', inner)
+    inner = re.sub(r"url\(#([^)]*)\)", rf"url(#{prefix}-\1)", inner)
+    inner = re.sub(r'href="#([^"]*)"', rf'href="#{prefix}-\1"', inner)
+    inner = re.sub(r"font: ([0-9.]+)px [^;\"]*", r"font-size: \1px; font-family: inherit", inner)
+    inner = inner.replace("xlink:href", "href")
+    inner = re.sub(r"<!--.*?-->\s*", "", inner, flags=re.DOTALL)
+    inner = re.sub(r'="[^"]*"', lambda match: re.sub(r"(\d\.\d{2})\d+", r"\1", match[0]), inner)
+    for color, variable in VARIABLES.items():
+        inner = inner.replace(color, f"var({variable})")
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box[1]}" class="figure"'
+    return f'{head} role="img" aria-label="{escape(alt)}">{inner}'
