@@ -96,7 +96,7 @@ def _sums_are_covered() -> None:
     for model in devices.MODELS.values():
         u = Fraction(max(model.unit_roundoff, model.dot_unit_roundoff))
         for n in _lengths():
-            rows = contract._Rows(np.array([n]), none, none, none, none, none, model)  # noqa: SLF001  not a copy of it
+            rows = contract._Rows(np.array([n]), none, none, none, none, none, none, model)  # noqa: SLF001  not a copy of it
             allowed = ball(float(rows.summing[0]))
             roundings = (n - 1) + (budget.LANES - 1) + 2
             require(allowed >= _growth(roundings, u), f"`summing` of {n} keys allows fewer than {roundings} roundings")
@@ -136,11 +136,11 @@ def _scores_are_covered() -> None:
 
 
 def _weights_are_covered() -> None:
-    """expm1(x) + e exp2 >= e**x (1 + exp2) - 1 for x <= 1, where rho takes the small form."""
+    """x + x**2 + e exp2 >= e**x (1 + exp2) - 1 for x <= 1, where rho takes the small form (`_grown`)."""
     exp2 = ball(envelope("exp2_relative"))
     for x in (Fraction(0), Fraction(1, 2), Fraction(1)):
         grown = ball(x).exp()
-        charged = grown - 1 + exp2 * ball(math.e) * ball(1 + power_of_two(-50))
+        charged = ball(x + x**2) + exp2 * ball(math.e) * ball(1 + power_of_two(-50))
         require(charged >= grown * (1 + exp2) - 1, f"rho at an exponent of {x} does not cover exp2's error")
 
 

@@ -7,7 +7,6 @@ the replay, for any order of summation, and for every rounding that the device m
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -34,6 +33,9 @@ DOMAIN_LIMIT = 2.0**127
 
 OVERFLOWING = 700.0
 """nats: a share multiplied by exp(OVERFLOWING) makes any first-order bound infinite."""
+
+NEGLIGIBLE = 2.0**-20
+"""nats: below it the doubt of a row's worst score stands for every key's; it moves the bound by less than 2**-18."""
 
 EVALUATION_SLACK = 1.0 + 2.0**-20
 """The bound is evaluated in float64.  Its sums have at most 2**30 non-negative terms, each relative error at most
@@ -87,25 +89,27 @@ def contract_bound(problem: AttentionProblem, device: DeviceModel, *, rows_per_b
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rows:
-    """Some rows of one head, in float64: K keys, the first `counts[i]` of them visible to row i."""
+    """Some rows of one head, in float64: K keys, the first `counts[i]` of them visible to row i.
+
+    Attributes:
+        counts: visible keys of each row.
+        v: values, zeros for what is not finite.
+        share: P' of each key: P up to a factor within exp(+-doubt).
+        log_share: ln P', which does not underflow.
+        sigma: error of each score in log2 units.
+        doubt: of ln P', per key or per row.
+        lse: natural log.
+        device: the machine.
+    """
 
     counts: np.ndarray
     v: np.ndarray
+    share: np.ndarray
     log_share: np.ndarray
     sigma: np.ndarray
     doubt: np.ndarray
     lse: np.ndarray
     device: DeviceModel
-
-    @functools.cached_property
-    def share(self) -> np.ndarray:
-        """P' of each key: P up to a factor within exp(+-doubt)."""
-        return np.exp(self.log_share)
-
-    def grown(self, exponent: np.ndarray) -> np.ndarray:
-        """At least P' (exp(exponent) - 1); one exponential where it is large, since P' alone may underflow."""
-        small = self.share * np.expm1(np.minimum(exponent, 1.0))
-        return np.where(exponent < 1.0, small, np.exp(np.minimum(self.log_share + exponent, OVERFLOWING)))
 
     @property
     def summing(self) -> np.ndarray:
@@ -142,14 +146,19 @@ def _block_bound(
         key_finite = np.isfinite(k).all(axis=1)
         pair_ok = (magnitude * max(1.0, abs(scale) * LOG2_E) <= DOMAIN_LIMIT) & key_finite[None, :]
         inside = np.isfinite(q).all(axis=1) & (pair_ok | ~visible).all(axis=1)
-        z = np.where(visible, (q @ k.T) * scale, -np.inf)
+        z = q @ k.T
+        z *= scale
+        z[~visible] = -np.inf
         top = z.max(axis=1, keepdims=True)
-        log_total = np.log(np.exp(z - top).sum(axis=1, keepdims=True))
-        log_share = z - top - log_total
-        lse = (top + log_total)[:, 0]
+        z -= top
+        weights = np.exp(z)
+        total = weights.sum(axis=1, keepdims=True)
+        weights /= total
+        z -= np.log(total)
         sigma = _score_error(magnitude, scale, q.shape[1], device)
-        doubt = _evaluation_doubt(magnitude, log_share, scale, q.shape[1])
-        rows = _Rows(counts, np.where(np.isfinite(v), v, 0.0), log_share, sigma, doubt, lse, device)
+        doubt = _evaluation_doubt(magnitude, weights, z, scale, q.shape[1])
+        lse = (top + np.log(total))[:, 0]
+        rows = _Rows(counts, np.where(np.isfinite(v), v, 0.0), weights, z, sigma, doubt, lse, device)
         out_bound = np.where(inside[:, None], _out_bound(rows) * EVALUATION_SLACK, np.inf)
         lse_bound = np.where(inside, _lse_bound(rows) * EVALUATION_SLACK, np.inf)
     return np.where(empty[:, None], 0.0, out_bound), np.where(empty, 0.0, lse_bound), inside | empty
@@ -164,17 +173,32 @@ def _score_error(magnitude: np.ndarray, scale: float, head_dim: int, device: Dev
     return log2_scale * relative * magnitude + flushed
 
 
-def _evaluation_doubt(magnitude: np.ndarray, log_share: np.ndarray, scale: float, head_dim: int) -> np.ndarray:
+def _grown(share: np.ndarray, log_share: np.ndarray, exponent: np.ndarray) -> np.ndarray:
+    """At least P' (exp(exponent) - 1); one exponential where it is large, since P' alone may underflow there.
+
+    expm1(x) <= x + x**2 for 0 <= x <= 1.
+    """
+    if exponent.max() < 1.0:
+        return share * (exponent * (1.0 + exponent))
+    small = share * (exponent * (1.0 + exponent))
+    return np.where(exponent < 1.0, small, np.exp(np.minimum(log_share + exponent, OVERFLOWING)))
+
+
+def _evaluation_doubt(
+    magnitude: np.ndarray, share: np.ndarray, log_share: np.ndarray, scale: float, head_dim: int
+) -> np.ndarray:
     """In nats: how far ln P' may be from ln P because the scores and their sum were formed in float64.
 
     A key's own score, and the normaliser: with computed shares P'_j and errors e_j of the scores, the sum is off by a
-    factor of at most 1 + sum_j P'_j (exp(e_j) - 1).
+    factor of at most 1 + sum_j P'_j (exp(e_j) - 1).  Where every error is tiny, the row's largest stands for all.
     """
-    own = (head_dim + 8) * 2.0**-53 * abs(scale) * magnitude + 2.0**-42
-    share = np.exp(log_share)
-    grown = np.where(own < 1.0, share * np.expm1(np.minimum(own, 1.0)), np.exp(np.minimum(log_share + own, OVERFLOWING)))
-    of_sum = np.minimum(_log_of_relative(grown.sum(axis=1, keepdims=True)), 2.0 * OVERFLOWING)
-    return own + of_sum
+    per_pair, constant = (head_dim + 8) * 2.0**-53 * abs(scale), 2.0**-42
+    largest = per_pair * magnitude.max(axis=1, keepdims=True) + constant
+    if largest.max() < NEGLIGIBLE:
+        return 3.0 * largest
+    own = per_pair * magnitude + constant
+    of_sum = _log_of_relative(_grown(share, log_share, own).sum(axis=1, keepdims=True))
+    return own + np.minimum(of_sum, 2.0 * OVERFLOWING)
 
 
 def _shift_error(device: DeviceModel) -> float:
@@ -185,18 +209,17 @@ def _shift_error(device: DeviceModel) -> float:
 def _shared_weight_error(rows: _Rows) -> np.ndarray:
     """rho_k P_k: by how much a weight that is not flushed may be off, as a share of the row."""
     exponent = LN2 * (rows.sigma + _shift_error(rows.device)) + rows.doubt
-    exp2 = rows.device.exp2_relative
-    return np.where(
-        exponent < 1.0, rows.grown(exponent) + rows.share * (exp2 * math.e), rows.grown(exponent) * (1.0 + exp2)
-    )
+    grown, exp2 = _grown(rows.share, rows.log_share, exponent), rows.device.exp2_relative
+    if exponent.max() < 1.0:
+        return grown + rows.share * (exp2 * math.e)
+    return np.where(exponent < 1.0, grown + rows.share * (exp2 * math.e), grown * (1.0 + exp2))
 
 
 def _doubt_of_exact(rows: _Rows, spread: np.ndarray, largest: np.ndarray) -> np.ndarray:
     """|sum_k P'_k v_k - f|: what float64 shares make of the exact output; never more than the spread of the values."""
-    worst = rows.doubt.max(axis=1, keepdims=True)
-    if worst.max() < 2.0**-20:
-        return np.minimum(np.expm1(worst) * largest, spread)
-    return np.minimum(rows.grown(rows.doubt) @ np.abs(rows.v), spread)
+    if rows.doubt.shape[1] == 1:
+        return np.minimum(rows.doubt * (1.0 + rows.doubt) * largest, spread)
+    return np.minimum(_grown(rows.share, rows.log_share, rows.doubt) @ np.abs(rows.v), spread)
 
 
 def _out_bound(rows: _Rows) -> np.ndarray:
