@@ -1,4 +1,4 @@
-"""Oracles, error measures, verdicts and tests for attention kernels; importing it configures JAX (see `verify.runtime`)."""
+"""Oracles, error measures, verdicts and tests for attention kernels; importing it configures JAX (`verify.runtime`)."""
 
 from verify.runtime import configure
 

@@ -1,7 +1,7 @@
 """Whether the backend can be trusted, and which device model describes it.
 
-Flags can be ignored (another processor, a backend started earlier), and interpreters have bugs of their own.  The probes
-run once per process, before any verdict: a backend that fails one is *unsound*, and no kernel is judged on it.
+Flags can be ignored (another processor, a backend started earlier), and interpreters have bugs of their own.  The
+probes run once per process, before any verdict: a backend that fails one is *unsound*, and no kernel is judged on it.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ import verify  # noqa: F401  sets the flags that JAX reads once, before any test
 
 import pytest  # isort: skip
 
+from verify.attention import health
+from verify.backend import device_model
 from verify.runtime import tpu_present
 
 
@@ -36,8 +38,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def sound_instruments() -> None:
     """Nothing is judged before the backend and the oracles have been probed."""
-    from verify.attention import health
-    from verify.backend import device_model
-
     device_model()
     health.check_oracles()

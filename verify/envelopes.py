@@ -1,6 +1,6 @@
 """Measuring the transcendental envelopes that a device model claims, on the backend this process runs on.
 
-`exp2` is measured over every FP32 argument whose result is normal; smaller arguments than 2**-30 in magnitude differ from
+`exp2` is measured over every FP32 argument whose result is normal; arguments below 2**-30 in magnitude differ from
 them by less than the envelope.  The reference is numpy's float64 function, whose own error is below 2**-50.
 """
 
@@ -45,6 +45,7 @@ class Envelope:
 
     @property
     def holds(self) -> bool:
+        """Whether the model's claim covers what was measured."""
         return self.worst <= self.claimed
 
     @property
@@ -82,7 +83,8 @@ def measure_exp2(model: DeviceModel, *, exhaustive: bool, progress: Callable[[fl
             worst, at = float(error[position]), float(x[position])
         if progress is not None:
             progress((number + 1) / chunks)
-    return Envelope("exp2", tried, exhaustive, worst + _REFERENCE_SLACK, at, model.exp2_relative)
+    worst += _REFERENCE_SLACK
+    return Envelope("exp2", tried, exhaustive=exhaustive, worst=worst, at=at, claimed=model.exp2_relative)
 
 
 def measure_log(model: DeviceModel) -> Envelope:
@@ -92,8 +94,7 @@ def measure_log(model: DeviceModel) -> Envelope:
     want = np.log(x.astype(np.float64))
     # What remains once the absolute part is taken off, relative to the value; the model's claim is then relative too.
     excess = np.maximum(np.abs(got - want) - model.log_absolute, 0.0) / np.maximum(np.abs(want), 2.0**-30)
-    position = int(excess.argmax())
-    return Envelope("log", x.size, False, float(excess[position]), float(x[position]), model.log_relative)
+    return _sampled("log", x, excess, model.log_relative)
 
 
 def measure_reciprocal(model: DeviceModel) -> Envelope:
@@ -101,8 +102,13 @@ def measure_reciprocal(model: DeviceModel) -> Envelope:
     x = np.concatenate([_words((e + 127) << 23, 1 << 23)[::2048] for e in range(-36, 125)])
     got = np.asarray(jax.jit(lambda a: 0.5 / a)(x)).astype(np.float64)
     error = _relative(got, 0.5 / x.astype(np.float64), np.ones(x.shape, dtype=bool))
-    position = int(error.argmax())
-    return Envelope("0.5 / x", x.size, False, float(error[position]), float(x[position]), model.reciprocal_relative)
+    return _sampled("0.5 / x", x, error, model.reciprocal_relative)
+
+
+def _sampled(name: str, x: np.ndarray, errors: np.ndarray, claimed: float) -> Envelope:
+    position = int(errors.argmax())
+    worst, at = float(errors[position]), float(x[position])
+    return Envelope(name, x.size, exhaustive=False, worst=worst, at=at, claimed=claimed)
 
 
 def _relative(got: np.ndarray, want: np.ndarray, where: np.ndarray) -> np.ndarray:

@@ -62,7 +62,7 @@ def append(path: Path, record: dict[str, Any]) -> None:
     """
     missing = [name for name in REQUIRED if name not in record]
     if missing or record["format"] != FORMAT:
-        message = f"a record needs format {FORMAT} and the fields {', '.join(REQUIRED)}; missing: {', '.join(missing) or 'none'}"
+        message = f"a record needs format {FORMAT} and {', '.join(REQUIRED)}; missing: {', '.join(missing) or 'none'}"
         raise RecordError(message)
     line = json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)

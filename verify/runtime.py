@@ -1,10 +1,10 @@
 """The one place where JAX is configured, before it is imported.
 
-`import verify` applies it.  Why each flag is set (each was measured; see docs/backend.md):
+`import verify` applies it.  Why each flag is set (`verify.backend` probes what came of them):
 
-- `xla_allow_excess_precision=false`: otherwise XLA keeps BF16 intermediates in FP32, and a kernel looks better than it is.
+- `xla_allow_excess_precision=false`: otherwise BF16 intermediates stay FP32, and a kernel looks better than it is.
 - `xla_cpu_max_isa=AVX`: otherwise x*y+z contracts to a fused multiply-add, which a TPU v6e does not do.
-- `xla_cpu_multi_thread_eigen=false`, `OPENBLAS_NUM_THREADS=1`: one thread per process; the suite runs one process per core.
+- `xla_cpu_multi_thread_eigen=false`, `OPENBLAS_NUM_THREADS=1`: one thread per process, one process per core.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class AttentionOutput(NamedTuple):
     diagnostics: AttentionDiagnostics | None
 
 
-def attention(  # noqa: PLR0913  each option is one the field knows
+def attention(
     q: BFloat16[Array, "batch heads q_len head_dim"],
     k: BFloat16[Array, "batch kv_heads kv_len head_dim"],
     v: BFloat16[Array, "batch kv_heads kv_len head_dim"],
@@ -86,8 +86,8 @@ def attention(  # noqa: PLR0913  each option is one the field knows
 
     where beta_k is the relative error of a weight and of the sum of weights (2**-24 head_dim per unit of
     |scale| log2 e sum_d |q_d k_d|, one exp2, 2**-24 n) and alpha_k adds the rounding of P to BF16, 2**-8.  The exact
-    expressions and their derivation: docs/attention-contract.md; their evaluation: `verify.attention.contract`.  There is
-    no further condition: jumps between scores and the size of |v| are covered by the run-time checks and the replay.
+    expressions and their derivation: docs/attention-contract.md; their evaluation: `verify.attention.contract`.  There
+    is no further condition: jumps between scores and the size of |v| are covered by the run-time checks and the replay.
 
     Outside the domain: a row with a visible +inf or NaN score is NaN; a score of -inf has weight 0; a row whose visible
     scores are all -inf is NaN; a non-finite value reaches exactly the rows that see its key (with a score above -inf).
@@ -104,6 +104,7 @@ def attention(  # noqa: PLR0913  each option is one the field knows
     if scale is None and getattr(q, "ndim", 0) == _RANK and q.shape[3] > 0:
         scale = 1.0 / math.sqrt(q.shape[3])
     _check_operands(q, k, v)
+    _check_shapes(q, k, v)
     log2_scale = _log2_scale(scale)
     for name, flag in (("causal", causal), ("return_lse", return_lse), ("return_diagnostics", return_diagnostics)):
         if not isinstance(flag, bool):
@@ -112,7 +113,7 @@ def attention(  # noqa: PLR0913  each option is one the field knows
     tiling = resolve(config or AttentionConfig(), q.shape[2], k.shape[2])
     need = vmem_bytes(tiling, q.shape[3])
     if need > VMEM_BUDGET:
-        message = f"config needs {need} bytes of VMEM at head_dim {q.shape[3]}, more than the {VMEM_BUDGET} of the budget: {tiling}"
+        message = f"config needs {need} bytes of VMEM at head_dim {q.shape[3]}, the budget is {VMEM_BUDGET}: {tiling}"
         raise ValueError(message)
     raw = _jitted(q, k, v, causal, log2_scale, return_lse, return_diagnostics, tiling, interpret)
     if not (return_lse or return_diagnostics):
@@ -125,7 +126,7 @@ def attention(  # noqa: PLR0913  each option is one the field knows
 
 
 @functools.partial(jax.jit, static_argnums=tuple(range(3, 9)))
-def _jitted(  # noqa: PLR0913  one argument per static fact
+def _jitted(
     q: Array,
     k: Array,
     v: Array,
@@ -152,6 +153,12 @@ def _check_operands(q: Any, k: Any, v: Any) -> None:  # noqa: ANN401  anything a
         if 0 in x.shape:
             message = f"{name} must not be empty in any axis, got shape {x.shape}"
             raise ValueError(message)
+        if x.shape[2] > MAX_KEYS:
+            message = f"{name} must have at most 2**30 tokens, got {x.shape[2]}"
+            raise ValueError(message)
+
+
+def _check_shapes(q: Array, k: Array, v: Array) -> None:
     if k.shape != v.shape:
         message = f"k and v must have the same shape, got {k.shape} and {v.shape}"
         raise ValueError(message)
@@ -165,10 +172,6 @@ def _check_operands(q: Any, k: Any, v: Any) -> None:  # noqa: ANN401  anything a
     if q.shape[3] not in HEAD_DIMS:
         message = f"head_dim must be one of {HEAD_DIMS}, got {q.shape[3]}"
         raise ValueError(message)
-    for name, x in (("q", q), ("k", k)):
-        if x.shape[2] > MAX_KEYS:
-            message = f"{name} must have at most 2**30 tokens, got {x.shape[2]}"
-            raise ValueError(message)
 
 
 def _log2_scale(scale: Any) -> float:  # noqa: ANN401  anything a caller may pass

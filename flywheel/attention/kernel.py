@@ -10,8 +10,8 @@ Grid (batch, head, query block, key block), key blocks innermost.  Per query blo
    the rescaling softmax instead.
 
 A replay starts afresh rather than from a saved state: an overflow of o may predate the block whose check fails, and
-without a save buffer the fast path carries no cost for it.  All key blocks but the last visited one are fetched from HBM
-again; that one is still in VMEM, which also keeps every DMA whole and aligned.
+without a save buffer the fast path carries no cost for it.  All key blocks but the last visited one are fetched from
+HBM again; that one is still in VMEM, which also keeps every DMA whole and aligned.
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ def _name_refs(spec: CallSpec, refs: tuple[Any, ...]) -> _Refs:
     return _Refs(q, k, v, k_hbm, v_hbm, out, lse, replays, anchor_out, l_out, *rest)
 
 
-def call(  # noqa: PLR0913  one argument per operand and one for what is static
+def call(
     q: Array,
     k: Array,
     v: Array,

@@ -67,10 +67,12 @@ class Schedule:
 
     @property
     def q_blocks(self) -> int:
+        """Query blocks; the last may be ragged."""
         return cdiv(self.q_len, self.block_q)
 
     @property
     def kv_blocks(self) -> int:
+        """Key blocks; the last may be ragged."""
         return cdiv(self.kv_len, self.block_kv)
 
     @property
@@ -84,7 +86,7 @@ class Schedule:
         return self.causal and self.offset < 0
 
     def delta(self, i: int, j: int) -> int:
-        """Row r of query block i sees column c of key block j iff c <= r + delta (causal calls; also for traced i, j)."""
+        """Row r of query block i sees column c of key block j iff c <= r + delta (causal calls; i, j may be traced)."""
         return i * self.block_q + self.offset - j * self.block_kv
 
     def last_block(self, i: int) -> int:

@@ -74,8 +74,8 @@ def weighted_values(p: BFloat16[Array, "R F"], v: BFloat16[Array, "F D"]) -> Flo
 def sums_exceed(lane_sums: Float32[Array, "R L"], counted: Bool[Array, "R L"] | None) -> Bool[Array, ""]:
     """The check: True unless every counted partial sum is at most LANE_LIMIT.
 
-    Written as `not (l <= limit)`, so that NaN fails it; the maximum is taken over the outcomes, since a maximum over the
-    sums themselves may lose a NaN.
+    Written as `not (l <= limit)`, so that NaN fails it; the maximum is taken over the outcomes, since a maximum over
+    the sums themselves may lose a NaN.
     """
     bad = jnp.where(lane_sums <= LANE_LIMIT, 0.0, 1.0)
     if counted is not None:
@@ -159,7 +159,7 @@ def add_lanes(p: Float32[Array, "R F"]) -> Float32[Array, "R L"]:
 
 
 def finite_values(v: BFloat16[Array, "F D"], is_key: Bool[Array, "F D"]) -> BFloat16[Array, "F D"]:
-    """V with zeros for what is not finite and for rows that are no key: 0 * inf would be NaN in rows that never see it."""
+    """V with zeros for what is not finite or no key: 0 * inf would be NaN in rows that never see it."""
     wide = v.astype(jnp.float32)
     return jnp.where(is_key & (jnp.abs(wide) <= FP32_MAX), wide, 0.0).astype(jnp.bfloat16)
 
@@ -183,5 +183,5 @@ def nonfinite_marks(
 
 def restore_nonfinite(out: Float32[Array, "R D"], marks: Int32[Array, "R D"]) -> Float32[Array, "R D"]:
     """Put back the infinities and NaN of `nonfinite_marks`; a row that is NaN already (by its scores) stays NaN."""
-    special = jnp.where(marks == 1, jnp.inf, jnp.where(marks == 2, -jnp.inf, jnp.nan))  # noqa: PLR2004  codes above
+    special = jnp.where(marks == 1, jnp.inf, jnp.where(marks == 2, -jnp.inf, jnp.nan))
     return jnp.where((marks == 0) | (out != out), out, special)  # noqa: PLR0124  true exactly for NaN

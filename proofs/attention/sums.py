@@ -135,7 +135,8 @@ def checked_sum_has_normal_reciprocal() -> str:
     low = 1 - envelope("reciprocal_relative")
     require(
         least_quotient * low > FP32.smallest_normal,
-        f"0.5 / l falls to {float(least_quotient):.6g} at l = LANES * LANE_LIMIT, below the smallest normal, 2**-126, or a reciprocal's error reaches there",
+        f"0.5 / l falls to {float(least_quotient):.6g} at l = LANES * LANE_LIMIT, "
+        "so near the smallest normal, 2**-126, that a reciprocal's error reaches below it",
     )
     require(
         FP32.smallest_normal <= floor <= largest, f"SUM_FLOOR = {float(floor)} leaves no range of normal denominators"

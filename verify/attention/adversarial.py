@@ -28,7 +28,7 @@ CONFIG = (128, 128, 128)
 """Four query blocks of up to four key blocks: every position that a jump can take, at the cost of one compilation."""
 
 FLYWHEEL_LIMIT = 149.0
-"""log2 units: the largest jump above an anchor at 0 that the kernel's check lets pass, 117 + BIAS (tested against it)."""
+"""log2 units: the largest jump above an anchor at 0 that the kernel's check lets pass, 117 + BIAS (a test compares)."""
 
 ARTICLE_TAU_NATS = 65.21
 """The article's tau for 512K keys, natural log."""
@@ -46,7 +46,9 @@ def bf16_parts(value: float) -> tuple[str, str, str]:
         part = float(word.view(np.float32))
         parts.append(part.hex())
         rest -= part
-    assert rest == 0.0, value
+    if rest != 0.0:
+        message = f"value must be an FP32 number that three BF16 parts hold, got {value}"
+        raise ValueError(message)
     return parts[0], parts[1], parts[2]
 
 
@@ -114,17 +116,11 @@ def jumps() -> list[AttentionCase]:
 
 def large_values() -> list[AttentionCase]:
     """|v| up to the largest BF16, alone and with a jump: what a check of l alone cannot see."""
-    cases = []
-    for exponent in (12, 35, 60, 100, 118, 126):
-        for nats in (0.0, 20.0, 60.0, 100.0):
-            cases.append(
-                jump(
-                    f"v-2^{exponent}-jump-{nats:g}-nats",
-                    300,
-                    nats / math.log(2.0),
-                    Edit("v", "scale", str(exponent - 1)),
-                )
-            )
+    cases = [
+        jump(f"v-2^{exponent}-jump-{nats:g}-nats", 300, nats / math.log(2.0), Edit("v", "scale", str(exponent - 1)))
+        for exponent in (12, 35, 60, 100, 118, 126)
+        for nats in (0.0, 20.0, 60.0, 100.0)
+    ]
     largest = Edit("v", "set", LARGEST_BF16)
     cases += [
         jump("v-largest-equal-logits", 300, 0.0, largest, quiet=True),
@@ -160,10 +156,10 @@ def extreme_logits() -> list[AttentionCase]:
         cases.append(jump(f"all-logits-minus-2^{exponent}", 0, 0.0, huge, quiet=True))
         cases.append(jump(f"one-logit-2^{exponent}", 300, 2.0**exponent))
         cases.append(jump(f"one-logit-minus-2^{exponent}", 300, -(2.0**exponent)))
-    for exponent in (3, 6, 20, 50):
-        cases.append(
-            AttentionCase(f"bell-logits-2^{exponent}", SHAPE, seed=exponent, exponents=(exponent, 0, 0), config=CONFIG)
-        )
+    cases += [
+        AttentionCase(f"bell-logits-2^{exponent}", SHAPE, seed=exponent, exponents=(exponent, 0, 0), config=CONFIG)
+        for exponent in (3, 6, 20, 50)
+    ]
     cases.append(AttentionCase("negative-scale", SHAPE, scale="-0x1p-2", seed=5, exponents=(2, 0, 0), config=CONFIG))
     cases.append(AttentionCase("scale-zero", SHAPE, scale="0x0p+0", seed=6, config=CONFIG))
     cases.append(cancelling())
@@ -172,7 +168,7 @@ def extreme_logits() -> list[AttentionCase]:
 
 
 def cancelling() -> AttentionCase:
-    """Scores whose terms cancel by more than 53 bits: exactly 0 and 1024, which neither FP32 nor float64 sums can tell."""
+    """Scores whose terms cancel by more than 53 bits: exactly 0 and 1024, which no FP32 or float64 sum can tell."""
     keys = (
         {0: "-0x1p+75", 1: "-0x1p+56", 3: "0x1p+75", 4: "-0x1p+99", 5: "0x1p+56", 6: "0x1p+99"},
         {0: "0x1p+77", 1: "0x1p+58", 2: "0x1p+10", 3: "-0x1p+58", 4: "0x1p+45", 8: "-0x1p+77", 10: "-0x1p+45"},

@@ -108,7 +108,7 @@ class AttentionCase:
             value = getattr(self, field.name)
             if field.name == "edits":
                 value = [_edit_to_json(edit) for edit in value]
-            if field.name in ("name", "shape", "causal") or value != field.default and value != []:
+            if field.name in ("name", "shape", "causal") or (value != field.default and value != []):
                 body[field.name] = list(value) if isinstance(value, tuple) else value
         body["sha256"] = digest(self.build()) if sha256 is None else sha256
         return body

@@ -58,7 +58,7 @@ class ContractBound:
 
 
 def gamma(n: np.ndarray | float, u: float) -> np.ndarray | float:
-    """e**(n u) - 1 >= |prod (1 + d_i) - 1| for n factors with |d_i| <= u; unlike n u / (1 - n u) it holds for every n."""
+    """e**(n u) - 1 >= |prod (1 + d_i) - 1| for n factors, |d_i| <= u; unlike n u / (1 - n u) it holds for every n."""
     return np.expm1(n * u)
 
 
@@ -119,7 +119,7 @@ class _Rows:
 
     @property
     def flushed_weight(self) -> float:
-        """What flushing one weight moves, as a share of the row: 2 omega over a denominator of at least SUM_FLOOR / 2."""
+        """What flushing one weight moves, as a share of the row: 2 omega over a sum of at least SUM_FLOOR / 2."""
         return 4.0 * 2.0 ** (BIAS + 2) * self.device.smallest_normal
 
     @property
@@ -250,7 +250,7 @@ def _out_bound(rows: _Rows) -> np.ndarray:
 
 
 def _skew(summing: np.ndarray) -> np.ndarray:
-    """(1 + unit)(1 + summing)**2 - 1: numerator and denominator weigh the values apart, P rounded in one of them only."""
+    """(1 + unit)(1 + summing)**2 - 1: numerator and denominator err apart, and P is rounded in one of them only."""
     return BF16_UNIT_ROUNDOFF + (1.0 + BF16_UNIT_ROUNDOFF) * summing * (2.0 + summing)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
+import datetime as dt
 import functools
 import importlib.metadata
 import platform
@@ -142,5 +142,5 @@ def environment(interpret: str) -> dict[str, Any]:
         "device_model": device_model().name,
         "interpret": interpret,
         "versions": _versions(),
-        "date": datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
+        "date": dt.datetime.now(tz=dt.UTC).isoformat(timespec="seconds"),
     }

@@ -44,7 +44,7 @@ def run_flywheel(
     config: tuple[int, int, int] = (0, 0, 0),
     interpret: bool | pltpu.InterpretParams = True,
 ) -> SubjectResult:
-    """Run `flywheel.attention` with LSE and diagnostics; `config` is (block_q, block_kv, fragment), 0 for the default."""
+    """Run `flywheel.attention` with LSE and diagnostics; `config` is (block_q, block_kv, fragment), 0 the default."""
     sizes: dict[str, Any] = {
         name: size or None for name, size in zip(("block_q", "block_kv", "fragment"), config, strict=True)
     }

@@ -14,7 +14,6 @@ import pytest
 from verify.attention import adversarial, oracle_arb, oracle_float64, oracle_mpmath
 from verify.attention.examine import examine_problem
 from verify.attention.problem import AttentionProblem
-from verify.attention.reference import Reference
 from verify.verdict import Verdict
 
 BF16 = ml_dtypes.bfloat16
@@ -40,7 +39,7 @@ def check(case: AttentionProblem, out: list[float], lse: list[float] | None = No
     """Every oracle gives the closed form within its proved error, and the kernel passes its contract."""
     want_out = np.broadcast_to(np.asarray(out, np.float64)[:, None], (len(out), D))
     for name, oracle in ORACLES.items():
-        reference: Reference = oracle(case)
+        reference = oracle(case)
         error = np.abs(reference.out[0, 0] - want_out)
         # The closed forms are given to binary64; their own rounding is 2**-52 relative.
         assert (error <= reference.out_error[0, 0] + 2.0**-51 * np.abs(want_out)).all(), name
@@ -109,7 +108,7 @@ def test_b2e_gap_at_the_limit(gap: str) -> None:
 
 @pytest.mark.parametrize(("heads", "kv_heads"), adversarial.GQA_RATIOS)
 def test_d1_head_map(heads: int, kv_heads: int) -> None:
-    """Query head i reads KV head floor(i kv_heads / heads): V of KV head h holds h + 1, so the output is that plus 1."""
+    """Query head i reads KV head floor(i kv_heads / heads): V of KV head h holds h + 1, and so does the output."""
     case = adversarial.by_name()[f"heads-{heads}-{kv_heads}"]
     want = np.array([i * kv_heads // heads + 1 for i in range(heads)], np.float64)
     examined = examine_problem(case.build(), config=case.config)

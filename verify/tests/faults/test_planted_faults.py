@@ -49,7 +49,8 @@ FAULTS = (
     Fault(
         "stale o on replay",
         "kernel.py",
-        "    refs.acc[...] = jnp.zeros_like(refs.acc)\n    refs.lane_sums[...] = jnp.zeros_like(refs.lane_sums)\n    refs.marks",
+        "    refs.acc[...] = jnp.zeros_like(refs.acc)\n"
+        "    refs.lane_sums[...] = jnp.zeros_like(refs.lane_sums)\n    refs.marks",
         "    refs.lane_sums[...] = jnp.zeros_like(refs.lane_sums)\n    refs.marks",
     ),
     Fault("anchor from a masked key", "kernel.py", "tile.choose_anchor(s, visible)", "tile.choose_anchor(s, None)"),
@@ -79,12 +80,27 @@ FAULTS = (
         "visible &= column <= step.row_ids",
         "visible &= column < step.row_ids",
     ),
-    Fault("P not masked after exp2", "tile.py", "head = jnp.where(visible[:, lanes], p[:masked], 0.0)", "head = p[:masked]"),
+    Fault(
+        "P not masked after exp2",
+        "tile.py",
+        "head = jnp.where(visible[:, lanes], p[:masked], 0.0)",
+        "head = p[:masked]",
+    ),
     Fault("values beyond the last key not cleared", "kernel.py", "if keys_left < size:", "if keys_left < 0:"),
     Fault("LSE in log2 units", "tile.py", "anchor * LN2 + jnp.log(l)", "anchor + jnp.log2(l)"),
-    Fault("accumulator rounded to BF16", "kernel.py", "+ tile.weighted_values(p, v)", "+ tile.weighted_values(p, v).astype(jnp.bfloat16)"),
+    Fault(
+        "accumulator rounded to BF16",
+        "kernel.py",
+        "+ tile.weighted_values(p, v)",
+        "+ tile.weighted_values(p, v).astype(jnp.bfloat16)",
+    ),
     Fault("floor not checked", "tile.py", "(l >= SUM_FLOOR) & ", ""),
-    Fault("last fragment dropped", "kernel.py", "    if pending is not None:\n        add_values(*pending)\n\n\n", "\n\n"),
+    Fault(
+        "last fragment dropped",
+        "kernel.py",
+        "    if pending is not None:\n        add_values(*pending)\n\n\n",
+        "\n\n",
+    ),
     Fault("non-finite values not restored", "tile.py", "jnp.where((marks == 0) | (out != out), out, special)", "out"),
     Fault("clamp dropped", "tile.py", "half = jnp.where(half > HALF_BF16_MAX, HALF_BF16_MAX, half)", "half = half"),
 )
@@ -106,7 +122,8 @@ def planted(fault: Fault, into: Path) -> None:
 def test_planted_fault_is_noticed(fault: Fault, tmp_path: Path) -> None:
     """The suite fails on a kernel with the fault, by a test's assertion and not by a crash of the run."""
     planted(fault, tmp_path)
-    command = [sys.executable, "-m", "pytest", *SUITE, "-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--tb=no"]
+    options = ["-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--tb=no"]
+    command = [sys.executable, "-m", "pytest", *SUITE, *options]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     noticed = re.findall(r"^FAILED (\S+)", run.stdout, flags=re.MULTILINE)

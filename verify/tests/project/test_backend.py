@@ -32,7 +32,10 @@ def test_backend_is_sound() -> None:
 )
 def test_a_backend_with_other_flags_is_unsound(flags: str, text: str) -> None:
     """A user's own XLA_FLAGS win, and the probes then refuse to give verdicts."""
-    code = f"import os; os.environ['XLA_FLAGS'] = {flags!r}; import verify; from verify.backend import device_model; device_model()"
+    code = (
+        f"import os; os.environ['XLA_FLAGS'] = {flags!r}; import verify; "
+        "from verify.backend import device_model; device_model()"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode != 0
     assert "backend unsound" in run.stderr
@@ -49,7 +52,7 @@ def test_importing_jax_first_is_refused() -> None:
 
 def test_a_copying_kernel_that_loses_writes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interpreter that returns something else than a copy makes the backend unsound."""
-    monkeypatch.setattr(backend, "_copy", lambda x, spec, *, unused: jnp.zeros_like(x))
+    monkeypatch.setattr(backend, "_copy", lambda x, _spec, **_: jnp.zeros_like(x))
     assert "changes its input at shape (1, 256)" in (backend.copies() or "")
 
 

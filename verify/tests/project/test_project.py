@@ -40,7 +40,8 @@ def imported_rooms(path: Path) -> set[str]:
 def sources(room: str) -> list[Path]:
     """A room's Python files, tests aside."""
     tests = ROOT / "verify" / "tests"
-    return [path for path in sorted((ROOT / room).rglob("*.py")) if tests not in path.parents and path.name != "conftest.py"]
+    found = sorted((ROOT / room).rglob("*.py"))
+    return [path for path in found if tests not in path.parents and path.name != "conftest.py"]
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -97,7 +98,8 @@ def test_every_dependency_is_pinned() -> None:
     lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pinned = pins([line for line in lines if line and not line.startswith("#")])
     groups = project["dependency-groups"]
-    named = {re.split(r"[\[<>=!~ ]", entry)[0].lower() for group in groups.values() for entry in group if isinstance(entry, str)}
+    entries = [entry for group in groups.values() for entry in group if isinstance(entry, str)]
+    named = {re.split(r"[\[<>=!~ ]", entry)[0].lower() for entry in entries}
     assert named - set(pinned) == set()
 
 
@@ -130,7 +132,7 @@ def test_no_skip_without_a_reason() -> None:
         text = path.read_text(encoding="utf-8")
         for match in re.finditer(r"mark\.(skip|xfail)\b(\([^)]*\))?", text):
             if path != Path(__file__):
-                assert match[2] and "reason=" in match[2], f"{path.relative_to(ROOT)}: {match[0]}"
+                assert "reason=" in (match[2] or ""), f"{path.relative_to(ROOT)}: {match[0]}"
 
 
 def test_rooms_are_importable() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from flywheel.attention.budget import BIAS, FP32_MAX, LANE_LIMIT, LANES
 
+from flywheel.attention.budget import BIAS, FP32_MAX, LANE_LIMIT, LANES
 from verify.attention.problem import AttentionProblem, widen
 
 # One exp2, the rounding of a weight to BF16 and of sums of up to 2**12 terms move a sum by less than this.

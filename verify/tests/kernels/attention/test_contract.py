@@ -58,9 +58,10 @@ def test_the_replay_model_decides_most_blocks() -> None:
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("causal", [True, False])
-def test_head_dims(head_dim: int, causal: bool) -> None:
+def test_head_dims(head_dim: int, *, causal: bool) -> None:
     """Each supported head_dim, causal and full, with more than one block and a ragged tail."""
-    case = AttentionCase("head-dim", (2, 2, 1, 200, 330, head_dim), causal=causal, seed=head_dim, config=(128, 128, 128))
+    shape = (2, 2, 1, 200, 330, head_dim)
+    case = AttentionCase("head-dim", shape, causal=causal, seed=head_dim, config=(128, 128, 128))
     judgement = examine_problem(case.build(), config=case.config, power=True).judgement
     assert judgement.verdict is Verdict.PASS, judgement.reason
 

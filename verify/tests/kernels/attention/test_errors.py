@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import flywheel
 import jax
 import jax.numpy as jnp
 import pytest
+
+import flywheel
 
 pytestmark = pytest.mark.smoke
 
@@ -64,15 +65,17 @@ def test_refusal(changes: dict[str, Any], options: dict[str, Any], kind: type[Ex
         ({"block_kv": 384, "fragment": 256}, "config.block_kv must be a positive multiple of 256, got 384"),
         (
             {"block_q": 128, "block_kv": 256},
-            "config.block_kv must equal block_q when there are several query and several key blocks, "
-            "got block_q = 128 and block_kv = 256",
+            (
+                "config.block_kv must equal block_q when there are several query and several key blocks, "
+                "got block_q = 128 and block_kv = 256"
+            ),
         ),
         ({"block_q": 2**16, "block_kv": 2**16}, "config needs "),
     ],
 )
 def test_config_refusal(config: dict[str, int], text: str) -> None:
     """Block sizes off their grid, that do not fit together, or that do not fit in VMEM."""
-    big = {name: (1, 4, 1024, 64) for name in GOOD}
+    big = dict.fromkeys(GOOD, (1, 4, 1024, 64))
     with pytest.raises(ValueError, match=re.escape(text)):
         call(big, config=flywheel.AttentionConfig(**config))
 

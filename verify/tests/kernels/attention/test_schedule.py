@@ -7,6 +7,7 @@ import itertools
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from flywheel.attention.kernel import last_block
 from flywheel.attention.schedule import ROW_GRID, BlockKind, Schedule
 

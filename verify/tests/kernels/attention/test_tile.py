@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from flywheel.attention import tile
 from flywheel.attention.budget import BIAS, FP32_MAX, LANE_LIMIT, LANES, SUM_FLOOR
 
@@ -62,18 +63,18 @@ def test_check_passes_at_the_limit_and_ignores_uncounted_rows() -> None:
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_final_check_sees_one_bad_element_of_o(value: float) -> None:
     """One element of o that is not finite makes the block unsound, however good l is."""
-    l, o = jnp.ones((16, 1), jnp.float32), jnp.zeros((16, 64), jnp.float32)
-    assert not bool(tile.result_unsound(l, o, None))
-    assert bool(tile.result_unsound(l, o.at[5, 63].set(value), None))
-    assert not bool(tile.result_unsound(l, o.at[5, 63].set(value), jnp.arange(16)[:, None] != 5))
+    total, o = jnp.ones((16, 1), jnp.float32), jnp.zeros((16, 64), jnp.float32)
+    assert not bool(tile.result_unsound(total, o, None))
+    assert bool(tile.result_unsound(total, o.at[5, 63].set(value), None))
+    assert not bool(tile.result_unsound(total, o.at[5, 63].set(value), jnp.arange(16)[:, None] != 5))
 
 
 @pytest.mark.parametrize("value", [0.0, np.nan, np.nextafter(np.float32(SUM_FLOOR), np.float32(0))])
 def test_final_check_sees_a_sum_below_the_floor(value: float) -> None:
     """A denominator below the floor means that the anchor was no score of the row."""
-    l, o = jnp.full((16, 1), SUM_FLOOR, jnp.float32), jnp.zeros((16, 64), jnp.float32)
-    assert not bool(tile.result_unsound(l, o, None))
-    assert bool(tile.result_unsound(l.at[2].set(value), o, None))
+    total, o = jnp.full((16, 1), SUM_FLOOR, jnp.float32), jnp.zeros((16, 64), jnp.float32)
+    assert not bool(tile.result_unsound(total, o, None))
+    assert bool(tile.result_unsound(total.at[2].set(value), o, None))
 
 
 def test_normalise_limits_finite_results() -> None:
@@ -101,7 +102,7 @@ def test_log_sum_exp_of_nothing_is_nan() -> None:
 
 
 def test_replay_of_fragments_equals_one_pass() -> None:
-    """Splitting a row into fragments changes its weights by powers of two only: sums of exact weights agree bitwise."""
+    """Splitting a row into fragments changes its weights by powers of two only: the sums agree but for FP32 adding."""
     s = jnp.asarray(np.random.default_rng(0).integers(-60, 60, (8, 4 * LANES)).astype(np.float32))
     seen = jnp.ones((8, LANES), bool)
     running = jnp.full((8, 1), -FP32_MAX, jnp.float32)
@@ -115,7 +116,7 @@ def test_replay_of_fragments_equals_one_pass() -> None:
 
 
 def test_replay_keeps_the_bias_at_huge_scores() -> None:
-    """At scores of 2**100 the bias is still subtracted: weights are 2**-BIAS, which leaves room for any finite value."""
+    """At scores of 2**100 the bias is still subtracted: weights are 2**-BIAS, with room for any finite value."""
     s = jnp.full((8, LANES), 2.0**100, jnp.float32)
     p, _, _ = tile.replay_weights(s, jnp.ones(s.shape, bool), jnp.full((8, 1), -FP32_MAX, jnp.float32))
     np.testing.assert_allclose(p, 2.0**-BIAS, rtol=2.0**-17)
