@@ -16,7 +16,8 @@ from verify.attention import adversarial, health
 from verify.attention.cases import AttentionCase, CaseError, load_case, save_case
 from verify.attention.examine import INTERPRET, Examined, examine_problem
 from verify.backend import device_model
-from verify.traces.load import TraceError, load_trace
+from verify.traces.load import load_trace
+from verify.traces.read import TraceError
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -1,12 +1,14 @@
-"""Pytest set-up of the whole suite: JAX flags before anything else, then the checks without which no verdict counts."""
+"""Pytest set-up of the whole suite: the checks without which no verdict counts.
+
+Pytest imports this file as `verify.conftest`, and with it the package `verify`, which sets JAX's flags: before any test
+module imports jax.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import verify  # noqa: F401  sets the flags that JAX reads once, before any test module imports jax
-
-import pytest  # isort: skip
+import pytest
 
 from verify.attention import health
 from verify.backend import device_model

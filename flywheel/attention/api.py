@@ -106,7 +106,8 @@ def attention(
     _check_operands(q, k, v)
     _check_shapes(q, k, v)
     log2_scale = _log2_scale(scale)
-    for name, flag in (("causal", causal), ("return_lse", return_lse), ("return_diagnostics", return_diagnostics)):
+    flags: dict[str, Any] = {"causal": causal, "return_lse": return_lse, "return_diagnostics": return_diagnostics}
+    for name, flag in flags.items():
         if not isinstance(flag, bool):
             message = f"{name} must be a bool (it is part of the compiled kernel), got {flag!r}"
             raise TypeError(message)

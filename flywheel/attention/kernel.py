@@ -105,15 +105,15 @@ class _Step:
         """The last key block that this query block visits (see `Schedule.last_block`)."""
         return last_block(self.schedule, self.i)
 
-    def row_ids(self, shape: tuple[int, int], first: Any = 0) -> Array:  # noqa: ANN401
+    def row_ids(self, shape: tuple[int, ...], first: Any = 0) -> Array:  # noqa: ANN401
         """Position of each row in its sequence of queries."""
         return lax.broadcasted_iota(jnp.int32, shape, 0) + (self.i * self.schedule.block_q + first)
 
-    def counted(self, shape: tuple[int, int]) -> Array | None:
+    def counted(self, shape: tuple[int, ...]) -> Array | None:
         """Rows on whose values a check may act: not those beyond q_len, which hold garbage; None: all of them."""
         return self.row_ids(shape) < self.schedule.q_len if self.schedule.ragged_rows else None
 
-    def nonempty(self, shape: tuple[int, int], first: Any = 0) -> Array | None:  # noqa: ANN401
+    def nonempty(self, shape: tuple[int, ...], first: Any = 0) -> Array | None:  # noqa: ANN401
         """Rows that see a key; None: all of them."""
         return self.row_ids(shape, first) + self.schedule.offset >= 0 if self.schedule.has_empty_rows else None
 

@@ -59,5 +59,7 @@ def run_flywheel(
         config=flywheel.AttentionConfig(**sizes),
         interpret=interpret,
     )
+    assert isinstance(result, flywheel.AttentionOutput)  # noqa: S101  more than the output was asked for
+    assert result.diagnostics is not None  # noqa: S101
     replays, anchor, l = (np.asarray(x) for x in result.diagnostics)  # noqa: E741
     return SubjectResult(np.asarray(result.out), np.asarray(result.lse), replays, anchor, l)
