@@ -98,11 +98,13 @@ def result_unsound(
     The check of the sums bounds l only.  o overflows when a large |v| meets a large weight; once it is not finite it
     stays so, which is why looking at it once is enough.  l below the floor: the anchor was no score of this row.
     """
-    sound = (l >= SUM_FLOOR) & (jnp.max(jnp.where(jnp.abs(o) <= FP32_MAX, 0.0, 1.0), axis=1, keepdims=True) == 0.0)
-    bad = jnp.where(sound, 0.0, 1.0)
+    low = jnp.where(l >= SUM_FLOOR, 0.0, 1.0)
+    overflowed = jnp.where(jnp.abs(o) <= FP32_MAX, 0.0, 1.0)
     if counted is not None:
-        bad = jnp.where(counted, bad, 0.0)
-    return jnp.max(bad) > 0.0
+        low = jnp.where(counted, low, 0.0)
+        overflowed = overflowed * jnp.where(counted, 1.0, 0.0)
+    # One maximum over the block each: a maximum per row would cost a pass through the cross-lane unit.
+    return jnp.maximum(jnp.max(low), jnp.max(overflowed)) > 0.0
 
 
 def normalise(

@@ -94,7 +94,7 @@ FAULTS = (
         "+ tile.weighted_values(p, v)",
         "+ tile.weighted_values(p, v).astype(jnp.bfloat16)",
     ),
-    Fault("floor not checked", "tile.py", "(l >= SUM_FLOOR) & ", ""),
+    Fault("floor not checked", "tile.py", "jnp.where(l >= SUM_FLOOR, 0.0, 1.0)", "jnp.zeros_like(l)"),
     Fault(
         "last fragment dropped",
         "kernel.py",

@@ -2,52 +2,40 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 from replay_model import expected_replays
 
 from verify.attention import adversarial
 from verify.attention.cases import AttentionCase
-from verify.attention.examine import Examined, examine_problem
+from verify.attention.examine import examine_problem
 from verify.verdict import Verdict
 
 FAMILIES = adversarial.families()
 CASES = [pytest.param(case, id=f"{family}:{case.name}") for family, cases in FAMILIES.items() for case in cases]
 REPLAY_CASES = [
-    pytest.param(case, id=case.name)
-    for family in ("adversarial", "non-finite")
-    for case in FAMILIES[family]
-    if case.config == adversarial.CONFIG
+    case for family in ("adversarial", "non-finite") for case in FAMILIES[family] if case.config == adversarial.CONFIG
 ]
-
-
-@functools.cache
-def examined(case: AttentionCase) -> Examined:
-    """Judged once, asked twice."""
-    return examine_problem(case.build(), config=case.config)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_result_within_contract(case: AttentionCase) -> None:
-    """Every element of the output and the LSE lies within its bound, and NaN and infinities are where they belong."""
-    judgement = examined(case).judgement
-    assert judgement.verdict is Verdict.PASS, judgement.reason
+    """Every element lies within its bound, NaN and infinities are where they belong, and replays happen when they must.
 
-
-@pytest.mark.parametrize("case", REPLAY_CASES)
-def test_replays_exactly_where_they_must(case: AttentionCase) -> None:
-    """A query block replays if a check certainly fails, and does not if all certainly pass."""
-    replays = examined(case).result.replays
-    assert replays is not None
-    expected = expected_replays(examined(case).problem, case.config[0], case.config[1])
-    assert not (expected.must & (replays == 0)).any(), "a block that had to be replayed was not"
-    assert not (expected.must_not & (replays > 0)).any(), "a block was replayed without need"
+    They must if a check certainly fails, and must not if all certainly pass.
+    """
+    examined = examine_problem(case.build(), config=case.config)
+    assert examined.judgement.verdict is Verdict.PASS, examined.judgement.reason
+    if case in REPLAY_CASES:
+        replays = examined.result.replays
+        assert replays is not None
+        expected = expected_replays(examined.problem, case.config[0], case.config[1])
+        assert not (expected.must & (replays == 0)).any(), "a block that had to be replayed was not"
+        assert not (expected.must_not & (replays > 0)).any(), "a block was replayed without need"
 
 
 def test_the_replay_model_decides_most_blocks() -> None:
     """The expectation that the replay test compares with is sharp: undecided blocks are few, and both answers occur."""
-    expected = [expected_replays(p.values[0].build(), *p.values[0].config[:2]) for p in REPLAY_CASES]
+    expected = [expected_replays(case.build(), *case.config[:2]) for case in REPLAY_CASES[::5]]
     must = sum(int(e.must.sum()) for e in expected)
     must_not = sum(int(e.must_not.sum()) for e in expected)
     blocks = sum(e.must.size for e in expected)
@@ -66,16 +54,18 @@ def test_head_dims(head_dim: int, *, causal: bool) -> None:
     assert judgement.verdict is Verdict.PASS, judgement.reason
 
 
-# Each length is a compilation of its own; test_schedule.py goes through the geometry of all of them.
-COVER_LENGTHS = (2, 9, 16, 17, 63, 64, 127, 128, 192, 257, 299)
+# Each length is a compilation of its own; test_schedule.py goes through the geometry of all of them, and the open cases
+# through full attention off the block.
+COVER_LENGTHS = (2, 9, 17, 63, 64, 127, 128, 192, 257, 299)
 
 
 @pytest.mark.parametrize("length", COVER_LENGTHS)
 def test_lengths(length: int) -> None:
-    """Lengths on and off every grid, causal and full."""
-    for case in adversarial.lengths((length,)):
-        judgement = examine_problem(case.build()).judgement
-        assert judgement.verdict is Verdict.PASS, f"{case.name}: {judgement.reason}"
+    """Causal lengths on and off every grid."""
+    case = adversarial.lengths((length,))[0]
+    assert case.causal
+    judgement = examine_problem(case.build()).judgement
+    assert judgement.verdict is Verdict.PASS, f"{case.name}: {judgement.reason}"
 
 
 @pytest.mark.deep

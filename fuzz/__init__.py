@@ -1,0 +1,1 @@
+"""Search spaces, hunts, the campaign engine and the corpus of worst cases (`python -m fuzz`)."""

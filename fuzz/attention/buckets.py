@@ -1,0 +1,98 @@
+"""Shapes of the hunts: few, so that each kernel is compiled once per process and then reused for every case."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from verify.attention.adversarial import LOG2_UNITS
+
+LANES = 128
+"""Keys whose scores give the anchor, and the stride of the keys that share a partial sum."""
+
+LOG2_E = math.log2(math.e)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bucket:
+    """A shape with everything else that selects a compiled kernel.
+
+    Attributes:
+        name: what the command line calls it.
+        shape: batch, heads, kv_heads, q_len, kv_len, head_dim.
+        causal: bottom-right aligned.
+        scale: hexadecimal float; None is 1 / sqrt(head_dim).
+        config: block_q, block_kv, fragment.
+        why: which paths of the kernel it reaches.
+    """
+
+    name: str
+    shape: tuple[int, int, int, int, int, int]
+    causal: bool
+    scale: str | None
+    config: tuple[int, int, int]
+    why: str
+
+    @property
+    def q_len(self) -> int:
+        """Queries."""
+        return self.shape[3]
+
+    @property
+    def kv_len(self) -> int:
+        """Keys."""
+        return self.shape[4]
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a query or key."""
+        return self.shape[5]
+
+    @property
+    def log2_factor(self) -> float:
+        """What q . k is multiplied with to give the score in log2 units; exactly 1 for LOG2_UNITS."""
+        if self.scale == LOG2_UNITS:
+            return 1.0
+        return LOG2_E * (1.0 / math.sqrt(self.head_dim) if self.scale is None else float.fromhex(self.scale))
+
+    def last_key(self, row: int) -> int:
+        """The last key that the row sees, the first one if it sees none."""
+        if not self.causal:
+            return self.kv_len - 1
+        return min(max(row + self.kv_len - self.q_len, 0), self.kv_len - 1)
+
+
+_NEGATIVE = (-float.fromhex(LOG2_UNITS)).hex()
+
+_ALL = (
+    Bucket(
+        name="256x256-d128", shape=(1, 2, 1, 256, 256, 128), causal=True, scale=LOG2_UNITS, config=(256, 256, 128),
+        why="one block of two fragments: the check before the last P V, the replay of the resident block alone",
+    ),
+    Bucket(
+        name="512x512-d64", shape=(1, 2, 1, 512, 512, 64), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="four by four blocks: jumps in the first, a middle, the diagonal and the last; replays over fetched blocks",
+    ),
+    Bucket(
+        name="300x129-d64", shape=(1, 2, 1, 300, 129, 64), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="more queries than keys: 171 rows without a key, a last block of one key",
+    ),
+    Bucket(
+        name="129x300-d64", shape=(1, 4, 2, 129, 300, 64), causal=True, scale=_NEGATIVE, config=(128, 128, 128),
+        why="GQA, a last query block of one row, ragged keys, a negative scale",
+    ),
+    Bucket(
+        name="256x384-d64-full", shape=(1, 2, 1, 256, 384, 64), causal=False, scale=None, config=(128, 128, 128),
+        why="not causal, the default scale",
+    ),
+    Bucket(
+        name="128x512-d128-full", shape=(1, 1, 1, 128, 512, 128), causal=False, scale=LOG2_UNITS,
+        config=(128, 512, 256), why="one wide block of fragments of 256 keys: two lane groups per fragment",
+    ),
+    Bucket(
+        name="128x200-d256", shape=(1, 1, 1, 128, 200, 256), causal=True, scale=LOG2_UNITS, config=(128, 256, 128),
+        why="head_dim 256, a masked and ragged last fragment",
+    ),
+)  # fmt: skip
+
+BUCKETS = {bucket.name: bucket for bucket in _ALL}

@@ -1,0 +1,299 @@
+"""The search space of the static anchor: structure is drawn, and the arrays follow from it.
+
+A case is a bucket, base exponents, planted scores, copied keys, and a shape of V.  Whatever is drawn is finite and
+lies in the contract's domain: |scale| log2(e) sum |q k| <= 2**127 (sizes are limited so that all plants on one key
+together stay below it).  Values are drawn as BF16 numbers, so that nothing is rounded when a case is built; subnormal
+numbers are drawn too (see `SUBNORMALS`).
+
+In every choice the benign value comes first, since Hypothesis shrinks towards it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hypothesis import strategies as st
+
+from fuzz.attention.buckets import BUCKETS, LANES, Bucket
+from verify.attention.adversarial import (
+    ARTICLE_TAU_NATS,
+    FLYWHEEL_LIMIT,
+    JUMPS_NATS,
+    LARGEST_BF16,
+    SMALLEST_NORMAL_BF16,
+    bf16_parts,
+)
+from verify.attention.cases import AttentionCase, Edit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SUBNORMALS = "read as zero, by the oracle and by the kernel alike"
+"""The policy for the subnormal BF16 numbers that the space draws."""
+
+MOST_PLANTS = 4
+LANES_PER_PLANT = 3
+LARGEST_SIZE_EXPONENT = 121
+"""log2 of the largest planted score: four of them, divided by a log2 factor of 0.18, stay below 2**126."""
+
+LARGEST_VALUE_EXPONENT = 126
+"""Base values are at most 3.5 standard deviations, so that 2**126 of them stays below the largest BF16."""
+
+BASES: tuple[tuple[int | None, int | None], ...] = (
+    (None, None), (-1, -2), (0, 0), (2, 0), (None, 0), (4, 2), (0, None), (8, 4), (20, 20), (56, 56), (-120, 100),
+    (-130, -130),
+)  # fmt: skip
+"""log2 of the standard deviation of q and k; None: zero, which makes logits equal, so that a planted score is exact."""
+
+VALUE_EXPONENTS = (0, 12, 35, 60, 100, 117, 118, 119, 126, -60, -100, -126, -131)
+VALUE_WORDS = (
+    "0x1p+0", "0x0p+0", "-0x1p+0", "0x1.8p+0", LARGEST_BF16, "-" + LARGEST_BF16, "0x1p+118", "0x1p+119", "-0x1p+126",
+    SMALLEST_NORMAL_BF16, "-" + SMALLEST_NORMAL_BF16, "0x1p-133", "-0x0p+0",
+)  # fmt: skip
+NEAR_WORDS = ("0x1p-7", "0x1p-14", "-0x1p-1", "0x1p+3")
+
+
+def _around_the_limit() -> tuple[float, ...]:
+    limit = np.float32(FLYWHEEL_LIMIT)
+    one_ulp = (np.nextafter(limit, np.float32(0)), limit, np.nextafter(limit, np.float32(np.inf)))
+    return tuple(float(x) for x in one_ulp)
+
+
+SIZES = (
+    1.0, 40.0, *_around_the_limit(),
+    *(float(np.float32(nats / math.log(2.0))) for nats in (ARTICLE_TAU_NATS, *JUMPS_NATS)),
+)  # fmt: skip
+"""log2 units."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tokens:
+    """Some tokens, as a slice, and the words that a case's name has for them."""
+
+    start: int
+    stop: int | None
+    step: int
+    words: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Plant:
+    """Scores given to some keys, for some rows.
+
+    Attributes:
+        scores: (keys, log2 units) pairs.
+        rows: the queries that see the scores.
+        heads: query heads (None: all).
+        kv_heads: KV heads (None: all).
+        words: for the case's name.
+    """
+
+    scores: tuple[tuple[Tokens, float], ...]
+    rows: Tokens
+    heads: tuple[int, ...] | None
+    kv_heads: tuple[int, ...] | None
+    words: str
+
+
+# Strategies are built once per bucket: building them costs more than drawing from them.
+@functools.cache
+def sizes() -> st.SearchStrategy[float]:
+    """A planted score in log2 units, an FP32 number: around the limits, of ordinary size, and huge with either sign."""
+    huge = st.builds(
+        lambda sign, exponent: sign * 2.0**exponent,
+        st.sampled_from((1.0, -1.0)),
+        st.integers(9, LARGEST_SIZE_EXPONENT),
+    )
+    return st.one_of(
+        st.sampled_from(SIZES),
+        st.sampled_from(_around_the_limit()),
+        st.integers(-400, 400).map(float),
+        st.integers(-2048, 2048).map(lambda n: FLYWHEEL_LIMIT + n / 256),
+        huge,
+    )
+
+
+@functools.cache
+def key_positions(bucket: Bucket) -> st.SearchStrategy[int]:
+    """A key: a corner of a fragment, a block or the diagonal, or any."""
+    _, block, fragment = bucket.config
+    corners = [0, 3, LANES - 1, LANES, fragment - 1, fragment, bucket.kv_len // 2, bucket.kv_len - 1]
+    corners += [start + offset for start in range(0, bucket.kv_len, block) for offset in (0, 17, block - 1)]
+    corners += [bucket.last_key(row) for row in range(0, bucket.q_len, max(bucket.q_len // 4, 1))]
+    known = dict.fromkeys(key for key in corners if key < bucket.kv_len)
+    return st.one_of(st.sampled_from(list(known)), st.integers(0, bucket.kv_len - 1))
+
+
+@functools.cache
+def token_ranges(bucket: Bucket, axis: str) -> st.SearchStrategy[Tokens]:
+    """All queries (axis q) or keys (axis k), one, a run, those from one on, or every n-th."""
+    length = bucket.q_len if axis == "q" else bucket.kv_len
+    start = st.integers(0, length - 1) if axis == "q" else key_positions(bucket)
+    return st.one_of(
+        st.just(Tokens(0, None, 1, "all")),
+        start.map(one_token),
+        st.builds(
+            lambda first, count: Tokens(first, min(first + count, length), 1, f"{first}:{min(first + count, length)}"),
+            start,
+            st.sampled_from((2, 16, LANES, 2 * LANES)),
+        ),
+        start.map(lambda first: Tokens(first, None, 1, f"{first}:")),
+        st.builds(
+            lambda first, step: Tokens(first % step, None, step, f"{first % step}::{step}"),
+            start,
+            st.sampled_from((2, 3, 16, LANES)),
+        ),
+    )
+
+
+def one_token(token: int) -> Tokens:
+    """A token alone."""
+    return Tokens(token, token + 1, 1, f"{token}")
+
+
+GROWTH = {
+    "same": lambda n: 1.0,  # noqa: ARG005  the score does not depend on the block
+    "rising": lambda n: 1.0 + n,
+    "falling": lambda n: -1.0 - n,
+    "alternating": lambda n: (-1.0) ** n,
+}
+
+
+def _planted_keys(draw: st.DrawFn, bucket: Bucket, size: float) -> tuple[tuple[tuple[Tokens, float], ...], str]:
+    """Which keys get the score: one, a range of them, or one key in each of several consecutive blocks."""
+    block = bucket.config[1] if bucket.kv_len > bucket.config[1] else bucket.config[2]
+    kind = draw(st.sampled_from(("one", "range", "blocks")))
+    if kind == "one":
+        key = draw(key_positions(bucket))
+        return ((one_token(key), size),), f"{size!r} at key {key}"
+    if kind == "range":
+        tokens = draw(token_ranges(bucket, "k"))
+        return ((tokens, size),), f"{size!r} at keys {tokens.words}"
+    start = draw(key_positions(bucket))
+    growth = draw(st.sampled_from(tuple(GROWTH)))
+    hit = range(start, bucket.kv_len, block)
+    # A rising score must stay below the largest size as well.
+    bounded = max(min(size, 2.0**118), -(2.0**118))
+    scores = tuple((one_token(key), float(np.float32(bounded * GROWTH[growth](n)))) for n, key in enumerate(hit))
+    return scores, f"{growth} {bounded!r} at keys {start}::{block}"
+
+
+@functools.cache
+def _one_head(count: int) -> st.SearchStrategy[tuple[int, ...] | None]:
+    return st.none() if count == 1 else st.one_of(st.none(), st.integers(0, count - 1).map(lambda head: (head,)))
+
+
+def _plant(draw: st.DrawFn, bucket: Bucket) -> Plant:
+    """One plant: a score, its keys, and the rows and heads that see it."""
+    scores, words = _planted_keys(draw, bucket, draw(sizes()))
+    rows = draw(token_ranges(bucket, "q"))
+    heads, kv_heads = draw(_one_head(bucket.shape[1])), draw(_one_head(bucket.shape[2]))
+    if rows.words != "all":
+        words += f" rows {rows.words}"
+    for name, chosen in (("head", heads), ("KV head", kv_heads)):
+        if chosen is not None:
+            words += f" {name} {chosen[0]}"
+    return Plant(scores, rows, heads, kv_heads, words)
+
+
+@functools.cache
+def plants(bucket: Bucket) -> st.SearchStrategy[Plant]:
+    """Plants for one bucket."""
+    return st.composite(_plant)(bucket)
+
+
+def plant_edits(planted: Sequence[Plant], bucket: Bucket) -> tuple[Edit, ...]:
+    """Three lanes per plant: q holds 1 in its rows, k the three BF16 parts of its score."""
+    if not planted:
+        return ()
+    lanes = (0, LANES_PER_PLANT * len(planted))
+    edits = [Edit("k", "set", "0x0p+0", lanes=lanes), Edit("q", "set", "0x0p+0", lanes=lanes)]
+    for n, plant in enumerate(planted):
+        first = LANES_PER_PLANT * n
+        rows = plant.rows
+        edits.append(
+            Edit(
+                "q", "set", "0x1p+0", heads=plant.heads, start=rows.start, stop=rows.stop, step=rows.step,
+                lanes=(first, first + LANES_PER_PLANT),
+            )
+        )  # fmt: skip
+        for tokens, size in plant.scores:
+            for lane, part in enumerate(bf16_parts(size / bucket.log2_factor)):
+                if float.fromhex(part) != 0.0 or len(plant.scores) > 1:
+                    edits.append(
+                        Edit(
+                            "k", "set", part, heads=plant.kv_heads, start=tokens.start, stop=tokens.stop,
+                            step=tokens.step, lanes=(first + lane, first + lane + 1),
+                        )
+                    )  # fmt: skip
+    return tuple(edits)
+
+
+def _duplicates(draw: st.DrawFn, bucket: Bucket) -> tuple[tuple[Edit, ...], str]:
+    """Keys that hold what another key holds, planted score included; every second one may differ in one lane."""
+    source = draw(key_positions(bucket))
+    tokens = draw(token_ranges(bucket, "k"))
+    copies = [Edit("k", "copy", str(source), start=tokens.start, stop=tokens.stop, step=tokens.step)]
+    words = f"keys {tokens.words} as {source}"
+    if draw(st.booleans()):
+        lane = (bucket.head_dim - 1, bucket.head_dim)
+        value = draw(st.sampled_from(NEAR_WORDS))
+        step = 2 * tokens.step
+        copies.append(Edit("k", "set", value, start=tokens.start, stop=tokens.stop, step=step, lanes=lane))
+        copies.append(Edit("q", "set", "0x1p+0", lanes=lane))
+        words += " but for a lane"
+    return tuple(copies), words
+
+
+def _value_edits(draw: st.DrawFn, bucket: Bucket, exponent: int) -> tuple[tuple[Edit, ...], str]:
+    """What is done to V: some tokens scaled (once, so that nothing overflows), others set, or a short period."""
+    edits: list[Edit] = []
+    words: list[str] = []
+    lanes = st.sampled_from((None, (0, 1), (bucket.head_dim - 1, bucket.head_dim)))
+    if draw(st.booleans()):
+        tokens, target = draw(token_ranges(bucket, "k")), draw(st.sampled_from(VALUE_EXPONENTS))
+        edits.append(
+            Edit(
+                "v", "scale", str(target - exponent), start=tokens.start, stop=tokens.stop, step=tokens.step,
+                lanes=draw(lanes),
+            )
+        )  # fmt: skip
+        words.append(f"2^{target} at {tokens.words}")
+    if draw(st.booleans()):
+        period = draw(st.integers(2, 9))
+        edits.append(Edit("v", "mod", str(period)))
+        words.append(f"mod {period}")
+    for _ in range(draw(st.integers(0, 2))):
+        tokens, word = draw(token_ranges(bucket, "k")), draw(st.sampled_from(VALUE_WORDS))
+        edits.append(Edit("v", "set", word, start=tokens.start, stop=tokens.stop, step=tokens.step, lanes=draw(lanes)))
+        words.append(f"{word} at {tokens.words}")
+    return tuple(edits), ", ".join(words)
+
+
+@st.composite
+def anchor_cases(draw: st.DrawFn, buckets: Sequence[Bucket] = tuple(BUCKETS.values())) -> AttentionCase:
+    """A case against the static anchor."""
+    bucket = draw(st.sampled_from(list(buckets)))
+    q_exponent, k_exponent = draw(st.sampled_from(BASES))
+    planted = draw(st.lists(plants(bucket), max_size=MOST_PLANTS))
+    copied, copy_words = _duplicates(draw, bucket) if draw(st.booleans()) else ((), "")
+    v_exponent = draw(st.sampled_from(VALUE_EXPONENTS))
+    valued, value_words = _value_edits(draw, bucket, v_exponent)
+    seed = draw(st.integers(0, 2**16 - 1))
+    words = [bucket.name, *(plant.words for plant in planted), copy_words]
+    words.append("equal logits" if q_exponent is None or k_exponent is None else f"logits 2^{q_exponent + k_exponent}")
+    words.append(f"v 2^{v_exponent}{' ' if value_words else ''}{value_words}")
+    return AttentionCase(
+        "; ".join(word for word in words if word),
+        bucket.shape,
+        causal=bucket.causal,
+        scale=bucket.scale,
+        seed=seed,
+        exponents=(q_exponent, k_exponent, v_exponent),
+        edits=(*plant_edits(planted, bucket), *copied, *valued),
+        config=bucket.config,
+    )

@@ -1,0 +1,176 @@
+"""Files of a campaign, the corpus commands, and totals."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from fuzz import corpus
+from fuzz.cli import OK, USAGE, main
+from fuzz.outcome import Outcome, case_key, severity
+from fuzz.store import NOT_SHRUNK, Store, StoreError
+from fuzz.tally import Elite, Tally
+from verify import records
+from verify.attention.cases import AttentionCase, Edit, load_case, save_case
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CASE = AttentionCase("a case; of words", (1, 1, 1, 128, 128, 64), seed=5, config=(128, 128, 128))
+
+
+def record(case: AttentionCase = CASE, share: float | str = 0.5, root: str | None = None) -> dict[str, Any]:
+    """A record as a hunt writes it."""
+    spec = case.to_json()
+    return {
+        "format": records.FORMAT,
+        "subject": "x",
+        "case": case.name,
+        "family": "fuzz",
+        "sha256": spec["sha256"],
+        "shape": {"q_len": 128, "kv_len": 128, "head_dim": 64},
+        "verdict": "pass" if root is None else "fail",
+        "reason": "said",
+        "measures": {"out": {"share": {"value": share}}},
+        "replays": 1,
+        "query_blocks": 2,
+        "environment": {},
+        "reproduce": "",
+        "case_spec": spec,
+        "root": root,
+        "scores": {"a": 1.0},
+        "cells": ["128x128-d64 R."],
+    }
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """An empty campaign directory."""
+    found = Store(tmp_path)
+    found.prepare()
+    return found
+
+
+def test_torn_last_line_is_cut_off(store: Store) -> None:
+    """A record that a killed process wrote in part is dropped, and the next one starts a line of its own."""
+    store.append(record())
+    whole = store.records.read_bytes()
+    store.records.write_bytes(whole + whole[: len(whole) // 2])
+    store.append(record())
+    assert store.records.read_bytes() == whole * 2
+
+
+def test_file_of_one_torn_line(store: Store) -> None:
+    """The very first record may be torn as well."""
+    store.records.write_bytes(b'{"format":')
+    store.append(record())
+    assert len(list(records.read(store.records))) == 1
+
+
+def test_totals_come_back_from_the_records(store: Store) -> None:
+    """A resumed campaign knows what was judged, what failed, and the worst case of each class."""
+    other = AttentionCase("other", CASE.shape, seed=6, config=CASE.config)
+    store.append(record())
+    store.append(record(other, share=0.75, root="out-beyond"))
+    tally, known = store.known()
+    assert (tally.cases, tally.violations, tally.replays, tally.blocks) == (2, 1, 2, 4)
+    assert tally.worst is not None
+    assert tally.worst.share == 0.75
+    assert known[case_key(CASE.to_json())] == Outcome(None, "", {"a": 1.0})
+    assert known[case_key(other.to_json())].root == "out-beyond"
+
+
+def test_case_key_is_about_content() -> None:
+    """Names and provenance do not make another case; a seed does."""
+    named = AttentionCase("another name", CASE.shape, seed=5, config=CASE.config, provenance="x")
+    assert case_key(named.to_json()) == case_key(CASE.to_json())
+    assert case_key(AttentionCase("a case", CASE.shape, seed=6).to_json()) != case_key(CASE.to_json())
+
+
+def test_case_left_running_is_found(store: Store) -> None:
+    """What a worker was running is read back; a torn file means that the case had not been started."""
+    store.start(0, CASE.to_json())
+    (store.directory / "running" / "worker-1.json").write_text('{"format": "fly', encoding="utf-8")
+    assert [case.name for case in store.take_left_over()] == [CASE.name]
+    store.clear_running()
+    assert store.take_left_over() == []
+
+
+def test_only_a_smaller_case_replaces_a_provisional_one(store: Store) -> None:
+    """While shrinking, the smallest failing case so far is on disk; the final one always is."""
+    long = AttentionCase("long", CASE.shape, seed=5, edits=(Edit("v", "set", "0x1p+0"),), provenance=NOT_SHRUNK)
+    short = AttentionCase("short", CASE.shape, seed=5, provenance=NOT_SHRUNK)
+    path = store.save_failure("anchor", "out-nan-for-finite", short, final=False)
+    store.save_failure("anchor", "out-nan-for-finite", long, final=False)
+    assert load_case(path).name == "short"
+    assert not store.is_shrunk("anchor", "out-nan-for-finite")
+    final = AttentionCase("final", CASE.shape, seed=5, edits=long.edits)
+    store.save_failure("anchor", "out-nan-for-finite", final, final=True)
+    assert load_case(path).name == "final"
+    assert store.is_shrunk("anchor", "out-nan-for-finite")
+
+
+def test_foreign_state_is_refused(store: Store) -> None:
+    """A campaign.json of another program stops the run with its path."""
+    (store.directory / "campaign.json").write_text('{"something": "else"}', encoding="utf-8")
+    with pytest.raises(StoreError, match=r"campaign\.json: not a flywheel-campaign/1"):
+        store.load_state()
+
+
+def test_nan_is_worse_than_any_share() -> None:
+    """A NaN share is never taken for a small one."""
+    tally = Tally()
+    for share in (0.5, "nan", 3.0):
+        tally.add(record(share=share))
+    assert tally.worst is not None
+    assert math.isnan(tally.worst.share)
+    assert severity(math.nan) > severity(math.inf) >= severity(1e308) > severity(1.0) > severity(None)
+    assert Elite(math.nan, {}).beats(Elite(math.inf, {}))
+
+
+def test_promote_adds_a_case_with_provenance(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The case keeps its bits, and says how it was found, when, at which versions, and what it used of the bound."""
+    save_case(CASE, tmp_path / "found.json")
+    there = tmp_path / "corpus"
+    asked = ["promote", str(tmp_path / "found.json"), "--corpus", str(there)]
+    assert main(asked) == USAGE
+    assert "say it with --found" in capsys.readouterr().out
+    assert main([*asked, "--found", "searched: by a test"]) == OK
+    (path,) = there.glob("*.json")
+    assert path.name == "a-case-of-words.json"
+    case = load_case(path)
+    assert case.to_json()["sha256"] == CASE.to_json()["sha256"]
+    for words in ("searched: by a test", "jax ", "numpy ", "cpu-interpret", "pass, share of the bound: lse 0."):
+        assert words in case.provenance
+    assert main([*asked, "--found", "x"]) == USAGE
+    assert "give another name with --name" in capsys.readouterr().out
+    assert main([*asked, "--found", "x", "--name", "again"]) == USAGE
+    assert "holds the same case" in capsys.readouterr().out
+    assert main(["list", "--corpus", str(there)]) == OK
+    said = capsys.readouterr().out
+    assert "anchor: static-anchor softmax" in said
+    assert "corpus (1 cases)" in said
+    assert "searched: by a test" in said
+
+
+def test_replay_by_digest(tmp_path: Path, store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    """Any judged case can be replayed from the records by the beginning of its digest."""
+    del tmp_path
+    store.append(record())
+    sha = record()["sha256"]
+    assert main(["replay", f"{store.records}#{sha[:12]}"]) == OK
+    said = capsys.readouterr().out
+    assert f"bits {sha[:16]}" in said
+    assert "replays: 0 of 1 query blocks" in said
+    assert main(["replay", f"{store.records}#ffff"]) == USAGE
+    assert "no record of a case whose SHA-256 starts with 'ffff'" in capsys.readouterr().out
+
+
+def test_file_names_are_plain() -> None:
+    """Names of corpus files hold nothing that a shell or a file system minds."""
+    assert (
+        corpus.slug("512x512-d64; 150.0 at keys 3:19 rows 2::3; v 2^118")
+        == "512x512-d64-150.0-at-keys-3-19-rows-2-3-v-2^118"
+    )
