@@ -35,8 +35,8 @@ def device_model() -> DeviceModel:
     backend = jax.default_backend()
     if backend == "tpu":
         kind = jax.devices()[0].device_kind.lower()
-        for name, model in MODELS.items():
-            if name in kind.replace("tpu ", "").replace(" lite", "e") or (name == "v6e" and "v6" in kind):
+        for model in MODELS.values():
+            if kind in model.kinds:
                 return model
         message = f"no device model describes {kind!r}; there are {', '.join(MODELS)}"
         raise BackendUnsoundError(message)

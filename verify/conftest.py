@@ -6,6 +6,7 @@ module imports jax.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FILE",
         help="judge the kernel on your own tensors too: an .npz or .safetensors file (see verify/traces/README.md)",
     )
+    group.addoption(
+        "--subject",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="judge this kernel instead of running the suite: package.module:object (see docs/judge-your-kernel.md)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """A subject may stand in the directory that pytest was started in."""
+    if config.getoption("--subject"):
+        sys.path.append(str(Path.cwd()))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With `--subject` the tests of the given subject alone, without it all but those."""
+    if not collection_path.name.startswith("test_"):
+        return None
+    given = bool(config.getoption("--subject"))
+    return True if given != (collection_path.name == "test_given_subject.py") else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip what needs a TPU, with the reason; smoke tests come first, whatever the order of the rest."""
+    """Skip what needs a TPU, with the reason."""
     if not tpu_present():
         skip = pytest.mark.skip(reason="no TPU on this machine: neither /dev/accel* nor /dev/vfio/* exists")
         for item in items:

@@ -1,41 +1,14 @@
 """Numerics models of the machines that run the kernels, as data.
 
-The contract's bounds take a model as an argument.  Every number has a source; *measured* figures were measured on the
-backend itself, *inferred* ones were not and say so.  `python -m verify devices` measures the machine it runs on and
-compares.
+The contract's bounds take a model as an argument.  Every figure has a source: *measured* ones were measured on the
+backend itself (`python -m verify.device measure` does it again), *documented* ones stand in JAX's accuracy document
+(docs.jax.dev, "Numerical accuracy", reviewed 2026-09-18: the largest error over every argument of XLA's function on
+that generation), *inferred* ones are neither and say why they are believed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-
-
-@dataclasses.dataclass(frozen=True)
-class DeviceModel:
-    """What one backend may do to an FP32 operation.
-
-    Attributes:
-        name: the record's name.
-        unit_roundoff: of FP32 add, subtract and multiply: |fl(x) - x| <= u |x|.
-        dot_unit_roundoff: of one addition in a matrix product with FP32 accumulation (BF16 products are exact).
-        exp2_relative: relative error of exp2 for arguments in (-126, 128), result normal.
-        log_relative: relative error of the natural logarithm ...
-        log_absolute: ... plus this much absolute error (arguments near 1).
-        reciprocal_relative: relative error of 0.5 / x, result normal.
-        smallest_normal: results below it may become zero, and inputs below it may be read as zero.
-        sources: where each figure comes from.
-    """
-
-    name: str
-    unit_roundoff: float
-    dot_unit_roundoff: float
-    exp2_relative: float
-    log_relative: float
-    log_absolute: float
-    reciprocal_relative: float
-    smallest_normal: float
-    sources: dict[str, str]
-
 
 BF16_UNIT_ROUNDOFF = 2.0**-8
 """8 significant bits, round to nearest even: |bf16(x) - x| <= 2**-8 |x| (1 + 2**-8 rounds to 1)."""
@@ -43,40 +16,271 @@ BF16_UNIT_ROUNDOFF = 2.0**-8
 ULP = 2.0**-23
 """The largest FP32 ulp relative to its value."""
 
+DOCUMENT = "documented: JAX's accuracy page"
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceModel:
+    """What one backend may do to an FP32 operation.
+
+    The relative errors hold where argument and result are normal numbers; an argument or a result below
+    `smallest_normal` may be read as, or become, zero.  |f - exact| <= relative |exact| + absolute.
+
+    Attributes:
+        name: the record's name.
+        kinds: what `jax.Device.device_kind` says on such a machine, in lower case; empty if it is no TPU.
+        unit_roundoff: of FP32 add, subtract and multiply: |fl(x) - x| <= u |x|.
+        dot_unit_roundoff: of one addition in a matrix product with FP32 accumulation (BF16 products are exact).
+        exp2_relative: relative error of exp2 for arguments in (-126, 128), result normal.
+        exp_relative: the same for the natural exponential.
+        log_relative: relative error of the natural logarithm ...
+        log_absolute: ... plus this much absolute error (arguments near 1).
+        tanh_relative: relative error of tanh ...
+        tanh_absolute: ... plus this much absolute error.
+        rsqrt_relative: relative error of 1 / sqrt(x).
+        reciprocal_relative: relative error of 1 / x and of 0.5 / x, result normal.
+        sigmoid_relative: relative error of 1 / (1 + exp(-x)), result normal.
+        smallest_normal: results below it may become zero, and inputs below it may be read as zero.
+        flushes: subnormal results do become zero.
+        fused_multiply_add: x * y + z may round once.
+        default_dot: what a product of FP32 matrices at default precision multiplies: "fp32" or "bf16" operands.
+        bf16_roundings: how many roundings an elementwise BF16 value may have behind it and still be what the model says
+            on every machine of the kind; a longer chain is rounded after every step here and in one go there.
+        bf16_ulp: largest error in BF16 ulp of each function on BF16 arguments, computed in BF16.
+        sources: where each figure comes from.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    unit_roundoff: float
+    dot_unit_roundoff: float
+    exp2_relative: float
+    exp_relative: float
+    log_relative: float
+    log_absolute: float
+    tanh_relative: float
+    tanh_absolute: float
+    rsqrt_relative: float
+    reciprocal_relative: float
+    sigmoid_relative: float
+    smallest_normal: float
+    flushes: bool
+    fused_multiply_add: bool
+    default_dot: str
+    bf16_roundings: int
+    bf16_ulp: dict[str, float]
+    sources: dict[str, str]
+
+
+def _documented(name: str, ulps: float) -> str:
+    return f"{DOCUMENT}, FP32 table, {name}: {ulps:g} ulp at most over every argument"
+
+
+_NATIVE_BF16 = "inferred: a BF16 vector unit rounds every operation; the rounding of each step is charged only once"
+_CONTRACTION = "inferred: the vector unit has no fused multiply-add instruction in the compiler's listings"
+_DEFAULT_DOT = "documented: jax.lax.Precision.DEFAULT computes FP32 products in BF16 on a TPU"
+_ACCUMULATION = "inferred: FP32 accumulation with either rounding or truncation"
+_FLUSHES = f"{DOCUMENT}: subnormal inputs and outputs are typically flushed to zero"
+
 CPU_INTERPRET = DeviceModel(
     name="cpu-interpret",
+    kinds=(),
     unit_roundoff=2.0**-24,
     dot_unit_roundoff=2.0**-24,
     exp2_relative=36 * ULP,
+    exp_relative=1.5 * ULP,
     log_relative=4 * ULP,
     log_absolute=2 * ULP,
+    tanh_relative=5 * ULP,
+    tanh_absolute=2.0**-126,
+    rsqrt_relative=2 * ULP,
     reciprocal_relative=2.0**-24,
+    sigmoid_relative=2.5 * ULP,
     smallest_normal=2.0**-126,
+    flushes=True,
+    fused_multiply_add=False,
+    default_dot="fp32",
+    bf16_roundings=1,
+    bf16_ulp={
+        "exp2": 101.0,
+        "exp": 0.5,
+        "log": 0.5,
+        "tanh": 0.5,
+        "rsqrt": 0.5,
+        "reciprocal": 0.5,
+        "sigmoid": 2.5,
+    },
     sources={
-        "exp2_relative": "measured over every FP32 argument in (-126, 128), 34.5 * 2**-23 at most: `python -m verify "
-        "devices --exhaustive`; nearly all of it is the rounding of x ln 2",
-        "log_relative": "measured, XLA:CPU",
+        "unit_roundoff": "IEEE 754 addition and multiplication, round to nearest",
+        "dot_unit_roundoff": "the same; the order of the sum is left open",
+        "exp2_relative": "measured over every FP32 argument in (-126, 128), 34.5 * 2**-23 at most; nearly all of it is "
+        "the rounding of x ln 2",
+        "exp_relative": "documented: JAX's accuracy page, 1.5 ulp; measured here: below it",
+        "log_relative": "measured, XLA:CPU; the documented figure is 1.5 ulp",
+        "log_absolute": "the same",
+        "tanh_relative": "documented: JAX's accuracy page, 5 ulp; measured here: below it",
+        "tanh_absolute": "subnormal arguments and results are flushed",
+        "rsqrt_relative": "documented: JAX's accuracy page, 1 to 2 ulp by processor; measured here: below it",
         "reciprocal_relative": "IEEE 754 division",
-        "smallest_normal": "XLA:CPU runs with flush-to-zero and denormals-are-zero: measured by `verify.backend`",
+        "sigmoid_relative": "documented: JAX's accuracy page, logistic, 2.5 ulp; measured here: below it",
+        "smallest_normal": "XLA:CPU flushes subnormals and reads them as zero: measured by `python -m verify.device "
+        "measure`",
+        "flushes": "measured by `python -m verify.device measure`",
+        "fused_multiply_add": "measured by `python -m verify.device measure`; the flag xla_cpu_max_isa=AVX sees to it",
+        "default_dot": "measured by `python -m verify.device measure`",
+        "bf16_roundings": "measured by `python -m verify.device measure`: every BF16 step is rounded, given the flag "
+        "xla_allow_excess_precision=false",
+        "bf16_ulp": "documented: JAX's accuracy page, BF16 table; measured here over all 2**16 arguments: below it",
+    },
+)
+
+V5E = DeviceModel(
+    name="v5e",
+    kinds=("tpu v5 lite", "tpu v5e"),
+    unit_roundoff=2.0**-24,
+    dot_unit_roundoff=2.0**-23,
+    exp2_relative=141.5 * ULP,
+    exp_relative=116.0 * ULP,
+    log_relative=4030.5 * ULP,
+    log_absolute=2.0**-126,
+    tanh_relative=1365.5 * ULP,
+    tanh_absolute=2.0**-126,
+    rsqrt_relative=2.5 * ULP,
+    reciprocal_relative=198.0 * ULP,
+    sigmoid_relative=243.0 * ULP,
+    smallest_normal=2.0**-126,
+    flushes=True,
+    fused_multiply_add=False,
+    default_dot="bf16",
+    bf16_roundings=1,
+    bf16_ulp={
+        "exp2": 44.0,
+        "exp": 1.0,
+        "log": 1.0,
+        "tanh": 0.5,
+        "rsqrt": 0.5,
+        "reciprocal": 1.0,
+        "sigmoid": 1.0,
+    },
+    sources={
+        "unit_roundoff": "inferred: correctly rounded FP32 addition and multiplication",
+        "dot_unit_roundoff": _ACCUMULATION,
+        "exp2_relative": _documented("exp2, TPU v2-v5e", 141.5),
+        "exp_relative": _documented("exp, TPU v2-v5e", 116.0),
+        "log_relative": _documented("log, TPU v2-v5e", 4030.5),
+        "log_absolute": "covered by the relative figure, which is of the value's own ulp",
+        "tanh_relative": _documented("tanh, TPU v2-v5e", 1365.5),
+        "tanh_absolute": "flushing alone",
+        "rsqrt_relative": _documented("rsqrt, TPU v2-v5e", 2.5),
+        "reciprocal_relative": _documented("reciprocal, TPU v2-v5e", 198.0),
+        "sigmoid_relative": _documented("logistic, TPU v2-v5e", 243.0),
+        "smallest_normal": _FLUSHES,
+        "flushes": _FLUSHES,
+        "fused_multiply_add": _CONTRACTION,
+        "default_dot": _DEFAULT_DOT,
+        "bf16_roundings": "inferred: there is no BF16 vector unit, so a chain is computed in FP32 and rounded when it "
+        "is stored, or after every step: the compiler chooses",
+        "bf16_ulp": f"{DOCUMENT}, BF16 table, TPU v2-v5e",
     },
 )
 
 V6E = DeviceModel(
     name="v6e",
+    kinds=("tpu v6 lite", "tpu v6e"),
     unit_roundoff=2.0**-24,
     dot_unit_roundoff=2.0**-23,
     exp2_relative=4 * ULP,
+    exp_relative=64.5 * ULP,
     log_relative=8 * ULP,
     log_absolute=4 * ULP,
+    tanh_relative=1.5 * ULP,
+    tanh_absolute=2.0**-126,
+    rsqrt_relative=1.5 * ULP,
     reciprocal_relative=4 * ULP,
+    sigmoid_relative=65.5 * ULP,
     smallest_normal=2.0**-126,
+    flushes=True,
+    fused_multiply_add=False,
+    default_dot="bf16",
+    bf16_roundings=1,
+    bf16_ulp={
+        "exp2": 44.0,
+        "exp": 1.0,
+        "log": 0.5,
+        "tanh": 0.5,
+        "rsqrt": 0.5,
+        "reciprocal": 0.5,
+        "sigmoid": 0.5,
+    },
     sources={
-        "dot_unit_roundoff": "inferred: FP32 accumulation with either rounding or truncation",
+        "unit_roundoff": "inferred: correctly rounded FP32 addition and multiplication",
+        "dot_unit_roundoff": _ACCUMULATION,
         "exp2_relative": "inferred: one vpow2 of an exact argument; JAX's accuracy page gives 90 ulp for XLA's exp2, "
         "nearly all of it from rounding the argument, which Pallas does not do",
-        "log_relative": "inferred from JAX's accuracy page, with room",
-        "reciprocal_relative": "JAX's accuracy page: 1.5 ulp, with room for vrcp without a Newton step",
+        "exp_relative": _documented("exp", 64.5),
+        "log_relative": "inferred from JAX's accuracy page (2.5 ulp), with room",
+        "log_absolute": "inferred, room for arguments near 1",
+        "tanh_relative": _documented("tanh", 1.5),
+        "tanh_absolute": "flushing alone",
+        "rsqrt_relative": _documented("rsqrt", 1.5),
+        "reciprocal_relative": "JAX's accuracy page: 1.5 ulp, with room for vrcp without a Newton step (inferred)",
+        "sigmoid_relative": _documented("logistic", 65.5),
+        "smallest_normal": _FLUSHES,
+        "flushes": _FLUSHES,
+        "fused_multiply_add": _CONTRACTION,
+        "default_dot": _DEFAULT_DOT,
+        "bf16_roundings": _NATIVE_BF16,
+        "bf16_ulp": f"{DOCUMENT}, BF16 table, TPU v6e",
     },
 )
 
-MODELS = {model.name: model for model in (CPU_INTERPRET, V6E)}
+V7X = DeviceModel(
+    name="v7x",
+    kinds=("tpu7x", "tpu v7x"),
+    unit_roundoff=2.0**-24,
+    dot_unit_roundoff=2.0**-23,
+    exp2_relative=90.0 * ULP,
+    exp_relative=65.0 * ULP,
+    log_relative=2.5 * ULP,
+    log_absolute=2.0**-126,
+    tanh_relative=1.5 * ULP,
+    tanh_absolute=2.0**-126,
+    rsqrt_relative=1.0 * ULP,
+    reciprocal_relative=1.5 * ULP,
+    sigmoid_relative=64.0 * ULP,
+    smallest_normal=2.0**-126,
+    flushes=True,
+    fused_multiply_add=False,
+    default_dot="bf16",
+    bf16_roundings=1,
+    bf16_ulp={
+        "exp2": 75.0,
+        "exp": 1.0,
+        "log": 0.5,
+        "tanh": 0.5,
+        "rsqrt": 0.5,
+        "reciprocal": 0.5,
+        "sigmoid": 63.0,
+    },
+    sources={
+        "unit_roundoff": "inferred: correctly rounded FP32 addition and multiplication",
+        "dot_unit_roundoff": _ACCUMULATION,
+        "exp2_relative": _documented("exp2, TPU 7x", 90.0),
+        "exp_relative": _documented("exp, TPU 7x", 65.0),
+        "log_relative": _documented("log, TPU 7x", 2.5),
+        "log_absolute": "covered by the relative figure, which is of the value's own ulp",
+        "tanh_relative": _documented("tanh, TPU 7x", 1.5),
+        "tanh_absolute": "flushing alone",
+        "rsqrt_relative": _documented("rsqrt, TPU 7x", 1.0),
+        "reciprocal_relative": _documented("reciprocal, TPU 7x", 1.5),
+        "sigmoid_relative": _documented("logistic, TPU 7x", 64.0),
+        "smallest_normal": _FLUSHES,
+        "flushes": _FLUSHES,
+        "fused_multiply_add": "inferred: as on v6e; no listing of this generation was read for it",
+        "default_dot": _DEFAULT_DOT,
+        "bf16_roundings": _NATIVE_BF16,
+        "bf16_ulp": f"{DOCUMENT}, BF16 table, TPU 7x",
+    },
+)
+
+MODELS = {model.name: model for model in (CPU_INTERPRET, V5E, V6E, V7X)}

@@ -11,13 +11,17 @@ import dataclasses
 import hashlib
 import json
 import math
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
+from verify.attention.paged import PagedProblem, paginate
 from verify.attention.problem import BF16, AttentionProblem
+from verify.attention.ragged import RaggedProblem
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FORMAT = "flywheel-attention-case/1"
 TENSORS = ("q", "k", "v")
@@ -53,7 +57,7 @@ class Edit:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionCase:
-    """A dense attention problem in words.
+    """An attention problem in words; dense unless it names sequences.
 
     Attributes:
         name: says what is special about the case.
@@ -65,6 +69,16 @@ class AttentionCase:
         edits: applied in order.
         config: (block_q, block_kv, fragment) that the case was found with; 0 leaves one to the kernel.
         provenance: how the case was found, when, at which versions.
+        v_dim: width of the values; None is head_dim.
+        window: (left, right), each None or at least 0.
+        softcap: hexadecimal float.
+        sinks: per head a hexadecimal float that FP32 holds, `nan`, `inf` or `-inf`.
+        q_segments: runs (id, tokens) that cover q_len, the same in every batch entry; with k_segments.
+        k_segments: runs that cover kv_len.
+        cu_seqlens_q: makes the case a ragged batch (batch 1): first token of each sequence, and the end of the last;
+            with cu_seqlens_k.  Tokens after the last sequence are padding, which `build` cuts off.
+        cu_seqlens_k: the same for keys.
+        page_size: makes a ragged case a paged one.
     """
 
     name: str
@@ -76,18 +90,59 @@ class AttentionCase:
     edits: tuple[Edit, ...] = ()
     config: tuple[int, int, int] = (0, 0, 0)
     provenance: str = ""
+    v_dim: int | None = None
+    window: tuple[int | None, int | None] | None = None
+    softcap: str | None = None
+    sinks: tuple[str, ...] | None = None
+    q_segments: tuple[tuple[int, int], ...] | None = None
+    k_segments: tuple[tuple[int, int], ...] | None = None
+    cu_seqlens_q: tuple[int, ...] | None = None
+    cu_seqlens_k: tuple[int, ...] | None = None
+    page_size: int | None = None
 
     @property
     def scale_value(self) -> float:
+        """The factor of the logits."""
         return 1.0 / math.sqrt(self.shape[5]) if self.scale is None else float.fromhex(self.scale)
 
     def build(self) -> AttentionProblem:
-        """The problem; bit for bit the same everywhere."""
+        """The problem; bit for bit the same everywhere.  Of a ragged or paged case, the dense problem with its f."""
+        ragged = self.ragged()
+        if ragged is not None:
+            return ragged.dense()
+        batch, _, _, q_len, kv_len, _ = self.shape
+        ids: dict[str, Any] = {
+            name: None if runs is None else np.tile(_ids(name, runs, tokens), (batch, 1))
+            for name, runs, tokens in (("q_segments", self.q_segments, q_len), ("k_segments", self.k_segments, kv_len))
+        }
+        q, k, v = self._tensors()
+        return AttentionProblem(q, k, v, self.causal, self.scale_value, **self._features(), **ids)
+
+    def ragged(self) -> RaggedProblem | None:
+        """The ragged batch that the case describes; None if it is a dense one."""
+        if self.cu_seqlens_q is None or self.cu_seqlens_k is None:
+            if self.cu_seqlens_q is not self.cu_seqlens_k or self.page_size is not None:
+                message = "a ragged case needs cu_seqlens_q and cu_seqlens_k, and a paged one too"
+                raise CaseError(message)
+            return None
+        if self.shape[0] != 1 or self.q_segments is not None or self.k_segments is not None:
+            message = f"a ragged case must have batch 1 and no segments, got batch {self.shape[0]}"
+            raise CaseError(message)
+        lengths = [np.array(cu, dtype=np.int32) for cu in (self.cu_seqlens_q, self.cu_seqlens_k)]
+        tensors = [x[0] for x in self._tensors()]
+        return RaggedProblem(*tensors, *lengths, causal=self.causal, scale=self.scale_value, **self._features())
+
+    def paged(self) -> PagedProblem | None:
+        """The paged call that the case describes, its pages scattered by the seed; None if it is none."""
+        ragged = self.ragged()
+        return None if ragged is None or self.page_size is None else paginate(ragged, self.page_size, seed=self.seed)
+
+    def _tensors(self) -> list[np.ndarray]:
         batch, heads, kv_heads, q_len, kv_len, head_dim = self.shape
         shapes = {
             "q": (batch, heads, q_len, head_dim),
             "k": (batch, kv_heads, kv_len, head_dim),
-            "v": (batch, kv_heads, kv_len, head_dim),
+            "v": (batch, kv_heads, kv_len, head_dim if self.v_dim is None else self.v_dim),
         }
         arrays = {
             name: base_values(shapes[name], self.seed * len(TENSORS) + stream, exponent)
@@ -95,7 +150,14 @@ class AttentionCase:
         }
         for edit in self.edits:
             _apply(edit, arrays[edit.tensor])
-        return AttentionProblem(arrays["q"], arrays["k"], arrays["v"], self.causal, self.scale_value)
+        return [arrays[name] for name in TENSORS]
+
+    def _features(self) -> dict[str, Any]:
+        return {
+            "window": self.window,
+            "softcap": None if self.softcap is None else float.fromhex(self.softcap),
+            "sinks": None if self.sinks is None else np.array([_fp32(x) for x in self.sinks], dtype=np.float32),
+        }
 
     def to_json(self, *, sha256: str | None = None) -> dict[str, Any]:
         """A JSON object that `from_json` reads back; defaults are left out.
@@ -108,8 +170,8 @@ class AttentionCase:
             value = getattr(self, field.name)
             if field.name == "edits":
                 value = [_edit_to_json(edit) for edit in value]
-            if field.name in ("name", "shape", "causal") or (value != field.default and value != []):
-                body[field.name] = list(value) if isinstance(value, tuple) else value
+            if field.name in ("name", "shape", "causal") or value not in (field.default, []):
+                body[field.name] = _as_list(value)
         body["sha256"] = digest(self.build()) if sha256 is None else sha256
         return body
 
@@ -126,9 +188,12 @@ class AttentionCase:
         fields = {key: value for key, value in body.items() if key not in ("format", "sha256")}
         try:
             fields["edits"] = tuple(_edit_from_json(edit) for edit in fields.get("edits", ()))
-            for key in ("shape", "exponents", "config"):
-                if key in fields:
-                    fields[key] = tuple(fields[key])
+            for key, value in fields.items():
+                if isinstance(value, list):
+                    fields[key] = tuple(value)
+            for key in ("q_segments", "k_segments"):
+                if fields.get(key) is not None:
+                    fields[key] = tuple((int(segment), int(tokens)) for segment, tokens in fields[key])
             case = AttentionCase(**fields)
             found = digest(case.build())
         except (TypeError, ValueError, KeyError, IndexError) as error:
@@ -164,12 +229,22 @@ def load_case(path: Path) -> AttentionCase:
 
 
 def digest(problem: AttentionProblem) -> str:
-    """SHA-256 over the shapes and words of q, k and v, the mask and the scale."""
+    """SHA-256 over the shapes and words of q, k and v, the mask, the scale, and whatever else the problem has."""
     h = hashlib.sha256()
     for x in (problem.q, problem.k, problem.v):
         h.update(repr(x.shape).encode())
         h.update(np.ascontiguousarray(x).view(np.uint16).astype("<u2").tobytes())
     h.update(f"{problem.causal} {float(problem.scale).hex()}".encode())
+    if problem.window is not None:
+        h.update(f" window {problem.window}".encode())
+    if problem.softcap is not None:
+        h.update(f" softcap {float(problem.softcap).hex()}".encode())
+    if problem.sinks is not None:
+        h.update(b" sinks " + np.ascontiguousarray(problem.sinks).astype("<f4").tobytes())
+    for name in ("q_segments", "k_segments", "q_positions"):
+        x = getattr(problem, name)
+        if x is not None:
+            h.update(f" {name} ".encode() + np.ascontiguousarray(x).astype("<i8").tobytes())
     return h.hexdigest()
 
 
@@ -227,6 +302,30 @@ def _bf16(value: str) -> np.ndarray:
     return word
 
 
+def _fp32(value: str) -> float:
+    """An FP32 number from its hexadecimal text; a number that FP32 cannot hold is refused, not rounded."""
+    wide = float(value) if value in ("nan", "inf", "-inf") else float.fromhex(value)
+    with np.errstate(over="ignore"):
+        word = float(np.float32(wide))
+    if not math.isnan(wide) and word != wide:
+        message = f"a sink must be an FP32 number, got {value} (nearest: {word.hex()})"
+        raise CaseError(message)
+    return wide
+
+
+def _ids(name: str, runs: tuple[tuple[int, int], ...], tokens: int) -> np.ndarray:
+    """Segment ids from runs (id, tokens)."""
+    ids = np.concatenate([np.zeros(0, np.int64), *(np.full(count, segment, np.int64) for segment, count in runs)])
+    if len(ids) != tokens:
+        message = f"{name} must cover {tokens} tokens, got runs {list(runs)} of {len(ids)}"
+        raise CaseError(message)
+    return ids
+
+
+def _as_list(value: Any) -> Any:  # noqa: ANN401  any field of a case
+    return [_as_list(item) for item in value] if isinstance(value, tuple) else value
+
+
 def _edit_to_json(edit: Edit) -> dict[str, Any]:
     body: dict[str, Any] = {}
     for field in dataclasses.fields(edit):
@@ -237,4 +336,5 @@ def _edit_to_json(edit: Edit) -> dict[str, Any]:
 
 
 def _edit_from_json(body: dict[str, Any]) -> Edit:
-    return Edit(**{key: tuple(value) if isinstance(value, list) else value for key, value in body.items()})
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in body.items()}
+    return Edit(**fields)

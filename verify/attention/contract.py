@@ -12,13 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from verify.attention.float64_rows import range_reduce
 from verify.attention.problem import widen
 from verify.devices import BF16_UNIT_ROUNDOFF, DeviceModel
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jaxtyping import Bool, Float64
 
-    from verify.attention.problem import AttentionProblem
+    from verify.attention.problem import AttentionProblem, View
 
 LOG2_E = math.log2(math.e)
 LN2 = math.log(2.0)
@@ -30,6 +33,9 @@ LARGEST_EXPONENT = 128.0
 """|t| of every exp2 whose result is a normal number."""
 
 DOMAIN_LIMIT = 2.0**127
+
+EVALUATION_DOUBT = 2.0**-42
+"""nats: what subtracting logits and a normaliser of at most 745 in size does to a share in float64."""
 
 OVERFLOWING = 700.0
 """nats: a share multiplied by exp(OVERFLOWING) makes any first-order bound infinite."""
@@ -47,14 +53,21 @@ class ContractBound:
     """Elementwise bounds on |kernel - f|.
 
     Attributes:
-        out: for the output, `[batch, heads, q_len, head_dim]`.
+        out: for the output, `[batch, heads, q_len, v_dim]`.
         lse: for the LSE in nats, `[batch, heads, q_len]`.
         inside_domain: rows on which the contract promises something, `[batch, heads, q_len]`.
+        max_logit: for the largest logit of each row in nats, `[batch, heads, q_len]`.
     """
 
-    out: Float64[np.ndarray, "batch heads q_len head_dim"]
+    out: Float64[np.ndarray, "batch heads q_len v_dim"]
     lse: Float64[np.ndarray, "batch heads q_len"]
     inside_domain: Bool[np.ndarray, "batch heads q_len"]
+    max_logit: Float64[np.ndarray, "batch heads q_len"]
+
+    @property
+    def head_max_logit(self) -> Float64[np.ndarray, "batch heads"]:
+        """For the largest logit of each head over all its rows: a maximum moves by no more than its arguments do."""
+        return self.max_logit.max(axis=-1, initial=0.0)
 
 
 def gamma(n: np.ndarray | float, u: float) -> np.ndarray | float:
@@ -68,31 +81,82 @@ def contract_bound(problem: AttentionProblem, device: DeviceModel, *, rows_per_b
     Memory is bounded by `rows_per_block` rows of scores; cost grows as attention does (a causal row block looks at its
     visible keys only).  Rows outside the domain get an infinite bound and inside_domain False.
     """
-    shape = problem.q.shape
-    out = np.zeros(shape)
-    lse = np.zeros(shape[:3])
-    inside = np.ones(shape[:3], dtype=bool)
+    shape = problem.q.shape[:3]
+    found = _Bounds(np.zeros((*shape, problem.v_dim)), np.zeros(shape), np.ones(shape, dtype=bool), np.zeros(shape))
     k_all, v_all, q_all = (widen(x) for x in (problem.k, problem.v, problem.q))
     for b in range(problem.batch):
-        for h in range(problem.heads):
-            kv = problem.kv_head(h)
-            for start in range(0, problem.q_len, rows_per_block):
-                rows = slice(start, min(start + rows_per_block, problem.q_len))
-                counts = np.array([problem.visible(row) for row in range(rows.start, rows.stop)])
-                keys = int(counts.max(initial=0))
-                block = _block_bound(
-                    q_all[b, h, rows], k_all[b, kv, :keys], v_all[b, kv, :keys], counts, problem.scale, device
-                )
-                out[b, h, rows], lse[b, h, rows], inside[b, h, rows] = block
-    return ContractBound(out, lse, inside)
+        for view in problem.views(b):
+            members = np.arange(problem.q_len)[view.rows]
+            for h in range(problem.heads):
+                kv = problem.kv_head(h)
+                k, v = k_all[b, kv, view.keys], v_all[b, kv, view.keys]
+                rule = _Rule.of(problem, h, device)
+                for part in _row_blocks(view, rows_per_block):
+                    start, stop = view.start[part], view.stop[part]
+                    first = int(start.min(initial=len(k)))
+                    keys = slice(first, max(int(stop.max(initial=0)), first))
+                    rows = members[part]
+                    block = _block_bound(q_all[b, h, rows], k[keys], v[keys], (start - first, stop - first), rule)
+                    found.put((b, h, rows), block)
+    return ContractBound(found.out, found.lse, found.inside, found.max_logit)
+
+
+def _row_blocks(view: View, rows_per_block: int) -> Iterator[slice]:
+    """Consecutive rows; fewer where they see keys far apart, so that a block never has many hidden pairs."""
+    begin = 0
+    while begin < len(view.start):
+        count = min(rows_per_block, len(view.start) - begin)
+        while count > 1:
+            start, stop = view.start[begin : begin + count], view.stop[begin : begin + count]
+            if stop.max() - start.min() <= 2 * ((stop - start).max() + count):
+                break
+            count //= 2
+        yield slice(begin, begin + count)
+        begin += count
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Bounds:
+    out: np.ndarray
+    lse: np.ndarray
+    inside: np.ndarray
+    max_logit: np.ndarray
+
+    def put(self, rows: tuple[int, int, np.ndarray], other: _Bounds) -> None:
+        for field in dataclasses.fields(self):
+            getattr(self, field.name)[rows] = getattr(other, field.name)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+    """What makes logits of scores in one head, and the device that does it."""
+
+    scale: float
+    softcap: float | None
+    sink: float | None
+    device: DeviceModel
+
+    @classmethod
+    def of(cls, problem: AttentionProblem, head: int, device: DeviceModel) -> _Rule:
+        return cls(problem.scale, problem.softcap, problem.sink(head), device)
+
+    @property
+    def inside_domain(self) -> bool:
+        """The sink and the constants of the soft cap are FP32 numbers with room."""
+        sizes = [] if self.sink is None else [abs(self.sink) * LOG2_E]
+        constants = []
+        if self.softcap is not None:
+            constants = [self.softcap, self.softcap * LOG2_E, *([abs(self.scale) / self.softcap] if self.scale else [])]
+        small = self.device.smallest_normal
+        return all(size <= DOMAIN_LIMIT for size in sizes) and all(small <= c <= DOMAIN_LIMIT for c in constants)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Rows:
-    """Some rows of one head, in float64: K keys, the first `counts[i]` of them visible to row i.
+    """Some rows of one head, in float64, with K keys; a sink is the last of them, of value 0.
 
     Attributes:
-        counts: visible keys of each row.
+        counts: how many keys each row sees.
         v: values, zeros for what is not finite.
         share: P' of each key: P up to a factor within exp(+-doubt).
         log_share: ln P', which does not underflow.
@@ -100,6 +164,9 @@ class _Rows:
         doubt: of ln P', per key or per row.
         lse: natural log.
         device: the machine.
+        highest: per row and lane the largest visible value.
+        lowest: the least.
+        total_v: at least the sum of the visible values' sizes.
     """
 
     counts: np.ndarray
@@ -110,6 +177,9 @@ class _Rows:
     doubt: np.ndarray
     lse: np.ndarray
     device: DeviceModel
+    highest: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    lowest: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    total_v: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
 
     @property
     def summing(self) -> np.ndarray:
@@ -127,41 +197,139 @@ class _Rows:
         """The same for a product p v, the partial sum it enters and a rescaling of that: three omega per key."""
         return 8.0 * 2.0 ** (BIAS + 2) * self.device.smallest_normal * self.counts
 
-    def prefix(self, accumulated: np.ndarray) -> np.ndarray:
-        """Rows of an accumulation over keys that end at each row's last visible key."""
-        return accumulated[np.maximum(self.counts, 1) - 1]
-
 
 def _block_bound(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, counts: np.ndarray, scale: float, device: DeviceModel
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bounds for some rows of one head; `counts[i]` keys are visible to row i."""
-    empty = counts == 0
-    if k.shape[0] == 0:
-        return np.zeros((q.shape[0], v.shape[1])), np.zeros(q.shape[0]), np.ones(q.shape[0], dtype=bool)
-    visible = np.arange(k.shape[0])[None, :] < counts[:, None]
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, ranges: tuple[np.ndarray, np.ndarray], rule: _Rule
+) -> _Bounds:
+    """Bounds for some rows of one head; row i sees the keys from ranges[0][i] up to ranges[1][i]."""
+    start, stop = ranges
+    sink, device = rule.sink, rule.device
+    blind = stop <= start
+    if k.shape[0] == 0 and sink is None:
+        nothing = np.zeros(q.shape[0])
+        return _Bounds(np.zeros((q.shape[0], v.shape[1])), nothing, np.ones(q.shape[0], dtype=bool), nothing)
+    keys = np.arange(k.shape[0])[None, :]
+    visible = keys < stop[:, None]
+    if start.any():
+        visible &= keys >= start[:, None]
     with np.errstate(all="ignore"):
         magnitude = np.where(visible, np.abs(q) @ np.abs(k).T, 0.0)
-        # A value that is not finite takes only its own lane out of the bound: f is not finite there, and class decides.
-        key_finite = np.isfinite(k).all(axis=1)
-        pair_ok = (magnitude * max(1.0, abs(scale) * LOG2_E) <= DOMAIN_LIMIT) & key_finite[None, :]
-        inside = np.isfinite(q).all(axis=1) & (pair_ok | ~visible).all(axis=1)
-        z = q @ k.T
-        z *= scale
-        z[~visible] = -np.inf
-        top = z.max(axis=1, keepdims=True)
-        z -= top
-        weights = np.exp(z)
-        total = weights.sum(axis=1, keepdims=True)
-        weights /= total
-        z -= np.log(total)
-        sigma = _score_error(magnitude, scale, q.shape[1], device)
-        doubt = _evaluation_doubt(magnitude, weights, z, scale, q.shape[1])
-        lse = (top + np.log(total))[:, 0]
-        rows = _Rows(counts, np.where(np.isfinite(v), v, 0.0), weights, z, sigma, doubt, lse, device)
-        out_bound = np.where(inside[:, None], _out_bound(rows) * EVALUATION_SLACK, np.inf)
-        lse_bound = np.where(inside, _lse_bound(rows) * EVALUATION_SLACK, np.inf)
-    return np.where(empty[:, None], 0.0, out_bound), np.where(empty, 0.0, lse_bound), inside | empty
+        inside = _inside_domain(q, k, visible, magnitude, rule) & (rule.inside_domain | (blind & (sink is None)))
+        logits = q @ k.T
+        logits *= rule.scale
+        logits[~visible] = -np.inf
+        scores = _scores(logits, magnitude, q.shape[1], rule)
+        max_logit = _max_logit_bound(scores, device)
+        values = np.where(np.isfinite(v), v, 0.0)
+        highest, lowest, total_v = _value_ranges(values, start, stop)
+        counts = np.maximum(stop - start, 0)
+        if sink is not None:
+            scores = scores.with_sink(sink, device)
+            values = np.concatenate([values, np.zeros((1, v.shape[1]))])
+            highest, lowest, counts = np.maximum(highest, 0.0), np.minimum(lowest, 0.0), counts + 1
+        share, log_share, lse = _shares(scores.logits)
+        doubt = _evaluation_doubt(scores.doubt, share, log_share)
+        rows = _Rows(counts, values, share, log_share, scores.sigma, doubt, lse, device, highest, lowest, total_v)
+        out, lse_bound, max_logit = (
+            np.where(inside.reshape(-1, *[1] * (x.ndim - 1)), x * EVALUATION_SLACK, np.inf)
+            for x in (_out_bound(rows), _lse_bound(rows), max_logit)
+        )
+    # A row that sees no key adds up no product: its output is 0, and only a sink gives it an LSE.
+    lse_bound = np.where(blind, 0.0, lse_bound) if sink is None else lse_bound
+    return _Bounds(np.where(blind[:, None], 0.0, out), lse_bound, inside, np.where(blind, 0.0, max_logit))
+
+
+def _inside_domain(q: np.ndarray, k: np.ndarray, visible: np.ndarray, magnitude: np.ndarray, rule: _Rule) -> np.ndarray:
+    """Rows whose visible pairs are finite and leave FP32 room; a row that sees nothing is among them."""
+    # A value that is not finite takes only its own lane out of the bound: f is not finite there, and class decides.
+    key_finite = np.isfinite(k).all(axis=1)
+    pair_ok = (magnitude * max(1.0, abs(rule.scale) * LOG2_E) <= DOMAIN_LIMIT) & key_finite[None, :]
+    return (np.isfinite(q).all(axis=1) & (pair_ok | ~visible).all(axis=1)) | ~visible.any(axis=1)
+
+
+def _shares(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """P', ln P' and the LSE of each row.  Overwrites the logits."""
+    top = logits.max(axis=1, keepdims=True)
+    logits -= top
+    weights = np.exp(logits)
+    total = weights.sum(axis=1, keepdims=True)
+    weights /= total
+    logits -= np.log(total)
+    return weights, logits, (top + np.log(total))[:, 0]
+
+
+def _value_ranges(v: np.ndarray, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Per row and lane: largest and least visible value, and at least the sum of the visible sizes; 0 without keys."""
+    if not len(v):
+        nothing = np.zeros((len(start), v.shape[1]))
+        return nothing, nothing, nothing
+    last = np.maximum(stop, 1) - 1
+    total_v = np.cumsum(np.abs(v), axis=0)[last]  # keys before the window only add to it
+    if start.any():
+        highest, lowest = (range_reduce(op, v, start, stop) for op in (np.maximum, np.minimum))
+        return highest, lowest, total_v
+    return np.maximum.accumulate(v, axis=0)[last], np.minimum.accumulate(v, axis=0)[last], total_v
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Scores:
+    """Final logits of some rows, -inf where a row does not see the key.
+
+    Attributes:
+        logits: nats, as float64 gives them.
+        sigma: |kernel's - exact| in log2 units.
+        doubt: |logits - exact| in nats.
+    """
+
+    logits: np.ndarray
+    sigma: np.ndarray
+    doubt: np.ndarray
+
+    def with_sink(self, sink: float, device: DeviceModel) -> _Scores:
+        """One column more: the sink, converted to log2 units by one constant."""
+        sigma = abs(sink) * LOG2_E * float(gamma(3, device.unit_roundoff)) + 2.0 * device.smallest_normal
+        rows = len(self.logits)
+        columns = (np.full(rows, x) for x in (sink, sigma, EVALUATION_DOUBT))
+        parts = (self.logits, self.sigma, self.doubt)
+        return _Scores(*(np.column_stack(pair) for pair in zip(parts, columns, strict=True)))
+
+
+def _scores(logits: np.ndarray, magnitude: np.ndarray, head_dim: int, rule: _Rule) -> _Scores:
+    """Logits with the soft cap, and their errors; `magnitude` is sum_d |q_d k_d| per pair."""
+    sigma = _score_error(magnitude, rule.scale, head_dim, rule.device)
+    doubt = (head_dim + 8) * 2.0**-53 * abs(rule.scale) * magnitude + EVALUATION_DOUBT
+    if rule.softcap is None:
+        return _Scores(logits, sigma, doubt)
+    cap, device, hidden = rule.softcap, rule.device, logits == -np.inf
+    argument = np.where(hidden, 0.0, logits / cap)
+    # The argument differs from the exact one by sigma in nats, two more constants, and a flush.
+    two_more = float(gamma(3, device.unit_roundoff)) * 1.01
+    apart = (
+        LN2 * sigma + two_more * (np.abs(argument) * cap + LN2 * sigma) + doubt
+    ) / cap + 2.0 * device.smallest_normal
+    steepest = np.minimum(1.0, 4.0 * np.exp(-2.0 * np.maximum(np.abs(argument) - apart, 0.0)))
+    moved = np.minimum(apart * steepest, 2.0)
+    tangent = np.tanh(argument)
+    relative = (1.0 + device.tanh_relative) * (1.0 + float(gamma(4, device.unit_roundoff))) - 1.0
+    of_tangent = moved + relative * (np.abs(tangent) + moved) + 1.01 * device.tanh_absolute
+    capped_sigma = cap * LOG2_E * of_tangent + 2.0 * (1.0 + cap) * device.smallest_normal
+    # numpy's tanh errs by 2 ulp, quotient and product by half of one, relative to a tangent of at most 1.
+    capped_doubt = np.minimum(doubt * steepest, 2.0 * cap) + 2.0**-50 * cap * np.abs(tangent) + EVALUATION_DOUBT
+    return _Scores(np.where(hidden, -np.inf, cap * tangent), capped_sigma, capped_doubt)
+
+
+def _max_logit_bound(scores: _Scores, device: DeviceModel) -> np.ndarray:
+    """In nats: a maximum moves by at most max_k (z_k + e_k) - max_k z_k where each of its arguments moves by e_k."""
+    rows = np.arange(len(scores.logits))
+    if not scores.logits.shape[1]:
+        return np.zeros(len(rows))
+    upper = LN2 * scores.sigma
+    upper += scores.doubt
+    upper += scores.logits
+    best = scores.logits.argmax(axis=1)
+    largest, doubt = scores.logits[rows, best], scores.doubt[rows, best]
+    apart = upper.max(axis=1) - largest + doubt
+    return apart + float(gamma(3, device.unit_roundoff)) * (np.abs(largest) + apart) + 2.0 * device.smallest_normal
 
 
 def _score_error(magnitude: np.ndarray, scale: float, head_dim: int, device: DeviceModel) -> np.ndarray:
@@ -184,19 +352,15 @@ def _grown(share: np.ndarray, log_share: np.ndarray, exponent: np.ndarray) -> np
     return np.where(exponent < 1.0, small, np.exp(np.minimum(log_share + exponent, OVERFLOWING)))
 
 
-def _evaluation_doubt(
-    magnitude: np.ndarray, share: np.ndarray, log_share: np.ndarray, scale: float, head_dim: int
-) -> np.ndarray:
-    """In nats: how far ln P' may be from ln P because the scores and their sum were formed in float64.
+def _evaluation_doubt(own: np.ndarray, share: np.ndarray, log_share: np.ndarray) -> np.ndarray:
+    """In nats: how far ln P' may be from ln P because the logits and their sum were formed in float64.
 
-    A key's own score, and the normaliser: with computed shares P'_j and errors e_j of the scores, the sum is off by a
+    A key's own logit, and the normaliser: with computed shares P'_j and errors e_j of the logits, the sum is off by a
     factor of at most 1 + sum_j P'_j (exp(e_j) - 1).  Where every error is tiny, the row's largest stands for all.
     """
-    per_pair, constant = (head_dim + 8) * 2.0**-53 * abs(scale), 2.0**-42
-    largest = per_pair * magnitude.max(axis=1, keepdims=True) + constant
+    largest = own.max(axis=1, keepdims=True)
     if largest.max() < NEGLIGIBLE:
         return 3.0 * largest
-    own = per_pair * magnitude + constant
     of_sum = _log_of_relative(_grown(share, log_share, own).sum(axis=1, keepdims=True))
     return own + np.minimum(of_sum, 2.0 * OVERFLOWING)
 
@@ -227,7 +391,7 @@ def _out_bound(rows: _Rows) -> np.ndarray:
     v, abs_v, n = rows.v, np.abs(rows.v), rows.counts.astype(np.float64)[:, None]
     summing = rows.summing[:, None]
     computed = rows.share @ v
-    highest, lowest = (rows.prefix(op.accumulate(v, axis=0)) for op in (np.maximum, np.minimum))
+    highest, lowest = rows.highest, rows.lowest
     largest = np.maximum(np.abs(highest), np.abs(lowest))
     spread = highest - lowest
     doubt = _doubt_of_exact(rows, spread, largest)
@@ -236,8 +400,7 @@ def _out_bound(rows: _Rows) -> np.ndarray:
     rounding_p = (1.0 + unit) * (1.0 + summing)
     alpha_share = rho_share * rounding_p + rows.share * (rounding_p - 1.0)
     beta = (rho_share * (1.0 + summing) + rows.share * summing).sum(axis=1, keepdims=True)
-    total_v = rows.prefix(np.cumsum(abs_v, axis=0))
-    theta = rows.flushed_weight * (total_v + n * exact) + rows.flushed_products[:, None]
+    theta = rows.flushed_weight * (rows.total_v + n * exact) + rows.flushed_products[:, None]
     denominator = 1.0 - beta - n * rows.flushed_weight
     numerator = alpha_share @ abs_v + exact * beta + theta
     first_order = np.where(denominator > 0.0, numerator / denominator, np.inf)

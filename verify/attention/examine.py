@@ -8,16 +8,15 @@ import functools
 import importlib.metadata
 import platform
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
-from jax.experimental.pallas import tpu as pltpu
 
 from verify.attention import oracle_float64
 from verify.attention.cases import AttentionCase, digest
 from verify.attention.contract import contract_bound
 from verify.attention.judge import judge
-from verify.attention.subjects import FLYWHEEL, SubjectResult, run_flywheel
+from verify.attention.subjects import FLYWHEEL, INTERPRET, SubjectResult, run_flywheel
 from verify.backend import device_model
 from verify.records import FORMAT, encode_number
 
@@ -26,13 +25,26 @@ if TYPE_CHECKING:
     from verify.measures import Measures, Worst
     from verify.verdict import Judgement
 
-INTERPRET = {
-    "fast": True,
-    "tpu": pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
-}
-"""Interpret modes by name: `fast` for volume; `tpu` also simulates DMA, finds races and poisons memory with NaN."""
-
 PACKAGES = ("jax", "jaxlib", "libtpu", "numpy", "scipy", "python-flint", "mpmath", "flywheel-verified")
+
+
+class Judged(Protocol):
+    """One judged problem; `result` is None if nothing came back."""
+
+    @property
+    def problem(self) -> AttentionProblem:
+        """What was asked."""
+        ...
+
+    @property
+    def result(self) -> SubjectResult | None:
+        """What came back."""
+        ...
+
+    @property
+    def judgement(self) -> Judgement:
+        """The verdict."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,13 +81,15 @@ def examine(
     return record | {"case_spec": case.to_json(), "seconds": time.perf_counter() - start}
 
 
-def record_of(examined: Examined, *, name: str, family: str, interpret: str, reproduce: str) -> dict[str, Any]:
+def record_of(
+    examined: Judged, *, name: str, family: str, interpret: str, reproduce: str, subject: str = FLYWHEEL
+) -> dict[str, Any]:
     """The record of a judged problem."""
     problem, result, judgement = examined.problem, examined.result, examined.judgement
-    replays = result.replays
+    replays = None if result is None else result.replays
     return {
         "format": FORMAT,
-        "subject": FLYWHEEL,
+        "subject": subject,
         "case": name,
         "family": family,
         "sha256": digest(problem),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,8 +24,8 @@ def explain(problem: AttentionProblem, got: np.ndarray, bound: np.ndarray, index
 
     Args:
         problem: the inputs.
-        got: the kernel's output row, float64 `[head_dim]`.
-        bound: its bound, `[head_dim]`.
+        got: the kernel's output row, float64 `[v_dim]`.
+        bound: its bound, `[v_dim]`.
         index: (batch, head, row) of the row.
     """
     return [name for name, row in _mistakes(problem, *index) if _agrees(got, row, bound)]
@@ -40,15 +41,68 @@ def _agrees(got: np.ndarray, answer: np.ndarray, bound: np.ndarray) -> bool:
 
 
 def _mistakes(problem: AttentionProblem, batch: int, head: int, row: int) -> Iterator[tuple[str, np.ndarray]]:
-    count, right = problem.visible(row), problem.kv_head(head)
-    for name, other in _counts(problem, row, count).items():
-        yield name, _row(problem, (batch, head, row), right, other, problem.scale)
+    right, at = problem.kv_head(head), (batch, head, row)
+    keys = problem.seen(batch, row)
+    for name, other in _other_keys(problem, batch, row, keys).items():
+        yield name, _row(problem, at, right, other)
     for name, other in _kv_heads(problem, head, right).items():
-        yield name, _row(problem, (batch, head, row), other, count, problem.scale)
+        yield name, _row(problem, at, other, keys)
     for name, scale in _scales(problem).items():
-        yield name, _row(problem, (batch, head, row), right, count, scale)
-    if count:
-        yield "0", np.zeros(problem.head_dim)
+        yield name, _row(problem, at, right, keys, scale=scale)
+    if problem.softcap is not None:
+        yield "no soft cap", _row(problem, at, right, keys, softcap=None)
+    for name, sinks in _sinks(problem, head, row).items():
+        yield name, _row(problem, at, right, keys, sinks=sinks)
+    if keys.size:
+        yield "0", np.zeros(problem.v_dim)
+
+
+def _other_keys(problem: AttentionProblem, batch: int, row: int, keys: np.ndarray) -> dict[str, np.ndarray]:
+    """Other sets of visible keys."""
+    if problem.window is None and problem.q_segments is None and problem.q_positions is None:
+        counts = _counts(problem, row, problem.visible(row))
+        return {name: np.arange(count) for name, count in counts.items()}
+    names = {name: other.seen(batch, row) for name, other in _other_masks(problem).items()}
+    return {name: other for name, other in names.items() if not np.array_equal(other, keys)}
+
+
+def _other_masks(problem: AttentionProblem) -> dict[str, AttentionProblem]:
+    """The same problem with a mistaken window or alignment, or without its segments."""
+    names: dict[str, AttentionProblem] = {}
+    if problem.window is not None:
+        left, right = problem.window
+        steps = {"one key too wide": 1, "one key too narrow": -1, f"one block ({BLOCK} keys) too wide": BLOCK}
+        for name, step in steps.items():
+            wide = tuple(None if side is None else max(side + step, 0) for side in (left, right))
+            names[f"a window {name}"] = dataclasses.replace(problem, window=wide)
+            names[f"a window {name} on the left"] = dataclasses.replace(problem, window=(wide[0], right))
+        names["no window"] = dataclasses.replace(problem, window=None)
+    if problem.q_segments is not None:
+        names["segment ids ignored"] = dataclasses.replace(problem, q_segments=None, k_segments=None)
+    aligned = np.stack([problem.positions(entry) for entry in range(problem.batch)])
+    top_left = np.broadcast_to(np.arange(problem.q_len), aligned.shape)
+    names["rows aligned top-left instead of bottom-right"] = dataclasses.replace(problem, q_positions=top_left)
+    for name, step in (("early", -1), ("late", 1)):
+        names[f"rows aligned one key {name}"] = dataclasses.replace(problem, q_positions=aligned + step)
+    wrapped = aligned.astype(np.int16).astype(np.int64)
+    names["positions that wrap around in 16 bits"] = dataclasses.replace(problem, q_positions=wrapped)
+    if problem.causal:
+        names["no causal mask"] = dataclasses.replace(problem, causal=False)
+    return names
+
+
+def _sinks(problem: AttentionProblem, head: int, row: int) -> dict[str, np.ndarray | None]:
+    """Other sinks of one head."""
+    if problem.sinks is None:
+        return {}
+    sinks = problem.sinks
+    names: dict[str, np.ndarray | None] = {"no sink": None}
+    for other in range(problem.heads):
+        how = " (the row modulo the heads)" if other == row % problem.heads else ""
+        names[f"the sink of head {other} instead of {head}{how}"] = sinks[other : other + 1]
+    with np.errstate(over="ignore"):
+        names["a sink that is scaled"] = (sinks[head : head + 1] * problem.scale).astype(np.float32)
+    return {name: x for name, x in names.items() if x is None or not np.array_equal(x, sinks[head : head + 1])}
 
 
 def _counts(problem: AttentionProblem, row: int, count: int) -> dict[str, int]:
@@ -91,14 +145,23 @@ def _scales(problem: AttentionProblem) -> dict[str, float]:
     return {name: scale for name, scale in names.items() if scale != problem.scale and math.isfinite(scale)}
 
 
-def _row(problem: AttentionProblem, index: tuple[int, int, int], kv_head: int, count: int, scale: float) -> np.ndarray:
-    """One output row with another KV head, number of keys or scale."""
+def _row(
+    problem: AttentionProblem,
+    index: tuple[int, int, int],
+    kv_head: int,
+    keys: np.ndarray,
+    **changes: Any,  # noqa: ANN401  a field of the problem
+) -> np.ndarray:
+    """One output row with another KV head, other keys, or another scale, soft cap or sink."""
     batch, head, row = index
+    sinks = None if problem.sinks is None else problem.sinks[head : head + 1]
     lone = AttentionProblem(
         q=problem.q[batch : batch + 1, head : head + 1, row : row + 1],
-        k=problem.k[batch : batch + 1, kv_head : kv_head + 1, :count],
-        v=problem.v[batch : batch + 1, kv_head : kv_head + 1, :count],
+        k=problem.k[batch : batch + 1, kv_head : kv_head + 1, keys],
+        v=problem.v[batch : batch + 1, kv_head : kv_head + 1, keys],
         causal=False,
-        scale=scale,
+        scale=changes.get("scale", problem.scale),
+        softcap=changes.get("softcap", problem.softcap),
+        sinks=changes.get("sinks", sinks),
     )
     return oracle_float64.attention(lone).out[0, 0, 0]

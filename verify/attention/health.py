@@ -1,15 +1,13 @@
 """Whether the oracles can be trusted, asked before anything is judged by them.
 
-Known answers come from closed forms and from a definition written here a second time, in the standard library's decimal
-arithmetic, with its own mask and its own head map: a mistake that the tiers share (they all ask the problem what a row
-sees) shows against it.  Each tier has to give every known answer within its own bound, and the bound has to be small;
+Known answers come from closed forms and from the definition written a second time (`verify.attention.definition`), with
+its own mask and its own head map: a mistake that the tiers share (they all ask the problem what a row sees) shows
+against it.  Each tier has to give every known answer within its own bound, and the bound has to be small;
 then the tiers have to agree with each other within the sum of their bounds.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import decimal
 import math
 from typing import TYPE_CHECKING
 
@@ -17,26 +15,18 @@ import ml_dtypes
 import numpy as np
 
 from verify.attention import oracle_arb, oracle_float64, oracle_mpmath
+from verify.attention.definition import Known, by_decimal, exact
+from verify.attention.known_features import feature_answers
 from verify.attention.problem import AttentionProblem
 from verify.attention.reference import OracleUnsound, Reference
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     Oracle = Callable[[AttentionProblem], Reference]
 
-DIGITS = 60
 # An oracle has to be better than an FP32 result by far; the float64 tier reaches about 1e-13 on the known cases.
 ACCURACY = 2.0**-36
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Known:
-    """A problem with its answer."""
-
-    name: str
-    problem: AttentionProblem
-    answer: Reference
 
 
 def tiers() -> dict[str, Oracle]:
@@ -60,13 +50,13 @@ def check_oracles() -> None:
         cross_check(problem, tiers())
 
 
-def check_oracle(name: str, oracle: Oracle) -> None:
-    """Check one oracle against the known answers.
+def check_oracle(name: str, oracle: Oracle, answers: Iterable[Known] | None = None) -> None:
+    """Check one oracle against the known answers, or against some of them.
 
     Raises:
         OracleUnsound: it misses one of them, or its own bound is too large to judge anything.
     """
-    for known in known_answers():
+    for known in known_answers() if answers is None else answers:
         found = oracle(known.problem)
         _agree(f"{name} on {known.name}", found, known.answer)
         _accurate(f"{name} on {known.name}", found, known.problem)
@@ -86,8 +76,10 @@ def cross_check(problem: AttentionProblem, oracles: Mapping[str, Oracle]) -> Non
 
 
 def _agree(what: str, found: Reference, other: Reference) -> None:
-    for name in ("out", "lse"):
+    for name in ("out", "lse", "max_logit"):
         got, want = getattr(found, name), getattr(other, name)
+        if name == "max_logit" and (got is None or want is None):
+            continue
         room = getattr(found, f"{name}_error") + getattr(other, f"{name}_error")
         if got.shape != want.shape:
             message = f"{what}: {name} has shape {got.shape}, not {want.shape}"
@@ -106,6 +98,8 @@ def _accurate(what: str, found: Reference, problem: AttentionProblem) -> None:
     values = problem.v.astype(np.float64)
     largest = np.max(np.abs(values[np.isfinite(values)]), initial=1.0)
     sizes = {"out": largest, "lse": 1.0 + np.abs(np.where(np.isfinite(found.lse), found.lse, 0.0))}
+    if found.max_logit is not None:
+        sizes["max_logit"] = 1.0 + np.abs(np.where(np.isfinite(found.max_logit), found.max_logit, 0.0))
     for name, size in sizes.items():
         error = getattr(found, f"{name}_error") / size
         if not np.all(error <= ACCURACY):
@@ -116,10 +110,11 @@ def _accurate(what: str, found: Reference, problem: AttentionProblem) -> None:
 def known_answers() -> Iterator[Known]:
     """Problems with answers that no oracle had a hand in."""
     for name, problem in {"grouped heads": _grouped(), "large logits": _large(), "flat logits": _flat()}.items():
-        yield Known(name, problem, _by_decimal(problem))
+        yield Known(name, problem, by_decimal(problem))
     yield _aligned()
     yield _empty_rows()
     yield from _classes()
+    yield from feature_answers()
 
 
 def _problem(q: object, k: object, v: object, *, causal: bool, scale: float = 1.0) -> AttentionProblem:
@@ -162,7 +157,7 @@ def _aligned() -> Known:
     return Known(
         "bottom-right alignment",
         problem,
-        _exact([[[[62.5], [63.0], [63.5]]]], [[[math.log(n) for n in (126, 127, 128)]]]),
+        exact([[[[62.5], [63.0], [63.5]]]], [[[math.log(n) for n in (126, 127, 128)]]]),
     )
 
 
@@ -170,7 +165,7 @@ def _empty_rows() -> Known:
     """Five queries, two keys, equal logits: three rows see nothing."""
     problem = _problem(np.ones((1, 1, 5, 1)), np.zeros((1, 1, 2, 1)), [[[[1.0], [3.0]]]], causal=True)
     out = [[[[0.0], [0.0], [0.0], [1.0], [2.0]]]]
-    return Known("rows that see no key", problem, _exact(out, [[[-math.inf] * 3 + [0.0, math.log(2.0)]]]))
+    return Known("rows that see no key", problem, exact(out, [[[-math.inf] * 3 + [0.0, math.log(2.0)]]]))
 
 
 def _classes() -> Iterator[Known]:
@@ -193,40 +188,10 @@ def _classes() -> Iterator[Known]:
     )
     for name, key, value, out, lse in table:
         problem = _problem(np.ones((1, 1, 1, 2)), [[[[0.0, 0.0], key]]], [[[[1.0, 2.0], value]]], causal=False)
-        yield Known(name, problem, _exact([[[out]]], [[[lse]]]))
+        yield Known(name, problem, exact([[[out]]], [[[lse]]]))
     zero_times_inf = _problem([[[[0.0, 1.0]]]], [[[[0.0, 0.0], [inf, 0.0]]]], np.ones((1, 1, 2, 2)), causal=False)
-    yield Known("0 * inf", zero_times_inf, _exact([[[[nan, nan]]]], [[[nan]]]))
+    yield Known("0 * inf", zero_times_inf, exact([[[[nan, nan]]]], [[[nan]]]))
     only_minus_inf = _problem(np.ones((1, 1, 1, 1)), [[[[-inf], [-inf]]]], np.ones((1, 1, 2, 1)), causal=False)
-    yield Known("nothing but -inf", only_minus_inf, _exact([[[[nan]]]], [[[nan]]]))
+    yield Known("nothing but -inf", only_minus_inf, exact([[[[nan]]]], [[[nan]]]))
     hidden = _problem(np.ones((1, 1, 2, 1)), [[[[0.0], [nan]]]], [[[[5.0], [nan]]]], causal=True)
-    yield Known("NaN behind the mask", hidden, _exact([[[[5.0], [nan]]]], [[[0.0, nan]]]))
-
-
-def _exact(out: object, lse: object) -> Reference:
-    """An answer that is exact but for the rounding of its numbers to float64."""
-    arrays = [np.asarray(x, dtype=np.float64) for x in (out, lse)]
-    ulps = [np.where(np.isfinite(x), 2.0 * np.spacing(np.abs(np.where(np.isfinite(x), x, 0.0))), 0.0) for x in arrays]
-    return Reference(arrays[0], ulps[0], arrays[1], ulps[1], "known")
-
-
-def _by_decimal(problem: AttentionProblem) -> Reference:
-    """The definition again, in decimal arithmetic of 60 digits with correctly rounded exponentials and logarithms."""
-    shape = problem.q.shape
-    out, lse = np.zeros(shape), np.zeros(shape[:3])
-    q, k, v = (x.astype(np.float64) for x in (problem.q, problem.k, problem.v))
-    with decimal.localcontext(decimal.Context(prec=DIGITS, Emax=decimal.MAX_EMAX, Emin=decimal.MIN_EMIN)):
-        for batch, head, row in np.ndindex(*shape[:3]):
-            kv_head = head * k.shape[1] // shape[1]
-            seen = [j for j in range(k.shape[2]) if not problem.causal or j - row <= k.shape[2] - shape[2]]
-            pairs = [(k[batch, kv_head, j], v[batch, kv_head, j]) for j in seen]
-            out[batch, head, row], lse[batch, head, row] = _decimal_row(q[batch, head, row], pairs, problem.scale)
-    return _exact(out, lse)
-
-
-def _decimal_row(q: np.ndarray, pairs: list[tuple[np.ndarray, np.ndarray]], scale: float) -> tuple[list[float], float]:
-    exact = decimal.Decimal
-    factor = exact(scale)
-    weights = [(factor * sum(exact(a) * exact(b) for a, b in zip(q, key, strict=True))).exp() for key, _ in pairs]
-    total = sum(weights, exact(0))
-    lanes = [[w * exact(value[lane]) for w, (_, value) in zip(weights, pairs, strict=True)] for lane in range(len(q))]
-    return [float(sum(terms) / total) for terms in lanes], float(total.ln())
+    yield Known("NaN behind the mask", hidden, exact([[[[5.0], [nan]]]], [[[0.0, nan]]]))

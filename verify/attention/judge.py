@@ -11,6 +11,7 @@ from verify.attention import oracle_float64
 from verify.attention.explain import explain
 from verify.attention.power import powerless
 from verify.attention.settle import settle
+from verify.attention.symptoms import lse_symptoms, output_symptoms
 from verify.measures import ComparisonError, Errors, errors, measure, widen
 from verify.verdict import Decision, Judgement, Verdict, decide, describe, within_bound, worst_wrong
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
     from verify.attention.problem import AttentionProblem
     from verify.attention.reference import Reference
     from verify.measures import Measures
+
+
+BARELY_WRONG = 4.0
+"""Largest bounds of a row: errors up to this are explained by the row's own numbers first (a hint, not a verdict)."""
 
 
 class Bound(Protocol):
@@ -53,6 +58,14 @@ class _Claim:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class _Rows:
+    """Which rows are judged by value (`inside`), and which at all (`kept`)."""
+
+    inside: Bool[np.ndarray, "batch heads q_len"]
+    kept: Bool[np.ndarray, "batch heads q_len"]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Part:
     """One compared array, decided."""
 
@@ -70,6 +83,8 @@ def judge(
     bound: Bound,
     *,
     reference: Reference | None = None,
+    left_out: Bool[np.ndarray, "batch heads q_len"] | None = None,
+    got_max_logit: Float[np.ndarray, "batch heads *q_len"] | None = None,
     power: bool = False,
 ) -> Judgement:
     """Judge a kernel's output (BF16 or FP32) and log-sum-exp (FP32, natural log) of one problem.
@@ -83,6 +98,9 @@ def judge(
         got_lse: the kernel's log-sum-exp; None if the kernel gives none.
         bound: the contract's bounds and domain.
         reference: what an oracle has computed before; None computes it in float64.
+        got_max_logit: the kernel's largest logits (FP32, natural log), per row `[batch, heads, q_len]` or per head
+            `[batch, heads]`; None if it gives none.  The bound then needs a `max_logit`, as a `ContractBound` has it.
+        left_out: rows for which the kernel promises nothing at all; not even their class is compared.
         power: also ask whether trivial answers would pass (costs up to eight more references).
 
     Raises:
@@ -91,21 +109,36 @@ def judge(
     """
     if reference is None:
         reference = oracle_float64.attention(problem)
-    inside = np.asarray(bound.inside_domain)
     _check_shapes(bound, reference)
+    kept = np.ones(reference.lse.shape, dtype=bool) if left_out is None else ~left_out
+    rows = _Rows(np.asarray(bound.inside_domain) & kept, kept)
     got_out = np.asarray(got_out)
     claims = [_Claim("out", got_out, reference.out, reference.out_error, bound.out)]
     if got_lse is not None:
         claims.append(_Claim("lse", np.asarray(got_lse), reference.lse, reference.lse_error, bound.lse))
+    if got_max_logit is not None:
+        claims.append(_max_logit_claim(np.asarray(got_max_logit), reference, bound))
     parts: list[_Part] = []
     for claim in claims:
         try:
-            part = _decided(problem, claim, inside)
+            part = _decided(problem, claim, rows)
         except ComparisonError as error:
             return Judgement(Verdict.FAIL, f"{claim.name}: {error}")
         if part is not None:
             parts.append(part)
-    return _conclude(problem, got_out, bound, reference, parts, power=power)
+    return _conclude(problem, got_out, bound, reference, parts, rows, power=power)
+
+
+def _max_logit_claim(got: np.ndarray, reference: Reference, bound: Bound) -> _Claim:
+    """Maxima of rows, or of heads: a maximum moves by no more than its arguments do."""
+    limit = getattr(bound, "max_logit", None)
+    if limit is None or reference.max_logit is None or reference.max_logit_error is None:
+        message = "got_max_logit needs a bound and a reference with max_logit, got one without"
+        raise ValueError(message)
+    if got.ndim == reference.max_logit.ndim:
+        return _Claim("max_logit", got, reference.max_logit, reference.max_logit_error, limit)
+    of_heads = np.max(limit, axis=-1, initial=0.0)
+    return _Claim("max_logit", got, reference.head_max_logit, reference.head_max_logit_error, of_heads)
 
 
 def _check_shapes(bound: Bound, reference: Reference) -> None:
@@ -117,12 +150,17 @@ def _check_shapes(bound: Bound, reference: Reference) -> None:
             raise ValueError(message)
 
 
-def _decided(problem: AttentionProblem, claim: _Claim, inside: np.ndarray) -> _Part | None:
+def _decided(problem: AttentionProblem, claim: _Claim, rows: _Rows) -> _Part | None:
     """Compare one array; None if all of it lies outside the domain and has no class to judge."""
     name, want, limit, where = claim.name, claim.want, claim.limit, None
-    if not inside.all():
-        promised = np.broadcast_to(inside.reshape(inside.shape + (1,) * (want.ndim - inside.ndim)), want.shape)
-        where = promised | ~np.isfinite(want)
+    if want.ndim < rows.inside.ndim:  # one number per head: promised where all its rows are
+        rows = _Rows(rows.inside.all(axis=-1), rows.kept.all(axis=-1))
+    if not rows.inside.all():
+        promised, kept = (
+            np.broadcast_to(x.reshape(x.shape + (1,) * (want.ndim - x.ndim)), want.shape)
+            for x in (rows.inside, rows.kept)
+        )
+        where = promised | (kept & ~np.isfinite(want))
         limit = np.where(promised, limit, 0.0)
         if claim.got.shape == want.shape and not where.any():
             return None
@@ -130,8 +168,8 @@ def _decided(problem: AttentionProblem, claim: _Claim, inside: np.ndarray) -> _P
     decision = decide(found, limit, claim.want_error)
     notes: list[str] = []
     if decision.open.any():
-        decision, rows, ties = settle(problem, found, decision)
-        notes.append(f"{name}: {rows} rows decided by ball arithmetic")
+        decision, settled, ties = settle(problem, found, decision, name)
+        notes.append(f"{name}: {settled} rows decided by ball arithmetic")
         if ties:
             notes.append(
                 f"{name}: {ties} elements equal their bound as far as ball arithmetic can tell; they count as within"
@@ -145,35 +183,49 @@ def _conclude(
     bound: Bound,
     reference: Reference,
     parts: list[_Part],
+    rows: _Rows,
     *,
     power: bool,
 ) -> Judgement:
     measures = {part.name: part.measures for part in parts}
     notes = tuple(note for part in parts for note in part.notes)
-    outside = int(np.count_nonzero(~np.asarray(bound.inside_domain)))
+    outside = int(np.count_nonzero(rows.kept & ~rows.inside))
     if outside:
-        rows = bound.inside_domain.size
-        notes += (f"{outside} of {rows} rows lie outside the domain: judged only where f is NaN or infinite",)
+        size = rows.inside.size
+        notes += (f"{outside} of {size} rows lie outside the domain: judged only where f is NaN or infinite",)
+    if not rows.kept.all():
+        notes += (f"{np.count_nonzero(~rows.kept)} of {rows.kept.size} rows: nothing promised, not judged",)
     wrong = [part for part in parts if part.decision.wrong.any()]
     if wrong:
         reasons = [describe(part.name, part.found, part.decision) for part in wrong]
-        reasons += _likely_cause(problem, got_out, bound, wrong[0])
+        reasons += [text for part in wrong for text in _likely_cause(problem, got_out, bound, reference, part)]
         return Judgement(Verdict.FAIL, "; ".join(reasons), measures, notes)
     if not parts:
-        reason = f"all {outside} rows lie outside the domain, and f is finite there: nothing to judge"
+        which = f"all {outside}" if rows.kept.all() else f"the {outside} judged"
+        reason = f"{which} rows lie outside the domain, and f is finite there: nothing to judge"
         return Judgement(Verdict.OUTSIDE_DOMAIN, reason, measures, notes)
-    weak = powerless(problem, reference, np.asarray(bound.out), np.asarray(bound.inside_domain)) if power else []
+    weak = powerless(problem, reference, np.asarray(bound.out), rows.inside) if power else []
     if weak:
         return Judgement(Verdict.NO_POWER, f"the bound also accepts: {', '.join(weak)}", measures, notes)
     return Judgement(Verdict.PASS, "; ".join(within_bound(p.name, p.measures) for p in parts), measures, notes)
 
 
-def _likely_cause(problem: AttentionProblem, got_out: np.ndarray, bound: Bound, part: _Part) -> list[str]:
-    if part.name != "out":
-        return []
+def _likely_cause(
+    problem: AttentionProblem, got_out: np.ndarray, bound: Bound, reference: Reference, part: _Part
+) -> list[str]:
     worst, _ = worst_wrong(part.found, part.decision)
-    batch, head, row = worst.index[:3]
-    if not bound.inside_domain[batch, head, row]:
+    batch, head, row = index = worst.index[:3]
+    if not bound.inside_domain[index]:
         return []
-    names = explain(problem, widen(got_out[batch, head, row]), bound.out[batch, head, row], (batch, head, row))
+    if part.name == "lse":
+        names = lse_symptoms(problem, worst.got, worst.want, float(bound.lse[index]), (batch, head, row))
+        return [f"lse[{batch}, {head}, {row}] agrees with: {' / '.join(names)}"] if names else []
+    got, limit = widen(got_out[index]), bound.out[index]
+    ways = (
+        lambda: explain(problem, got, limit, (batch, head, row)),
+        lambda: output_symptoms(problem, got, reference, limit, (batch, head, row)),
+    )
+    # So near to the right row, other masks' and heads' rows are near as well and say nothing.
+    near = bool((np.abs(got - reference.out[index]) <= BARELY_WRONG * limit.max(initial=0.0)).all())
+    names = next((found for way in (ways[::-1] if near else ways) if (found := way())), [])
     return [f"row out[{batch}, {head}, {row}] agrees with: {' / '.join(names)}"] if names else []

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from verify.attention.reference import Reference
 
 BLOCK = 128
-Answer = tuple["Float64[np.ndarray, 'batch heads q_len head_dim']", "Float64[np.ndarray, 'batch heads q_len head_dim']"]
+Answer = tuple["Float64[np.ndarray, 'batch heads q_len v_dim']", "Float64[np.ndarray, 'batch heads q_len head_dim']"]
 
 
 def powerless(
     problem: AttentionProblem,
     reference: Reference,
-    bound: Float64[np.ndarray, "batch heads q_len head_dim"],
+    bound: Float64[np.ndarray, "batch heads q_len v_dim"],
     inside_domain: Bool[np.ndarray, "batch heads q_len"],
 ) -> list[str]:
     """Names of the wrong answers that lie within the bound in every element that is judged by value.
@@ -63,6 +63,28 @@ def _wrong_answers(problem: AttentionProblem, reference: Reference) -> Iterator[
         if problem.causal:
             for name, shift in _shifts():
                 yield name, _shifted(problem, shift)
+        for name, other in _without_features(problem).items():
+            yield name, _answer(other)
+
+
+def _without_features(problem: AttentionProblem) -> dict[str, AttentionProblem]:
+    """Problems in which one feature is missing or one step off."""
+    changed: dict[str, AttentionProblem] = {}
+    if problem.window is not None:
+        left, right = problem.window
+        for distance, name in ((1, "one key"), (BLOCK, f"one block ({BLOCK} keys)")):
+            wider = tuple(None if side is None else side + distance for side in (left, right))
+            changed[f"a window {name} wider"] = dataclasses.replace(problem, window=wider)
+        changed["no window"] = dataclasses.replace(problem, window=None)
+    if problem.softcap is not None:
+        changed["no soft cap"] = dataclasses.replace(problem, softcap=None)
+    if problem.sinks is not None:
+        changed["no sinks"] = dataclasses.replace(problem, sinks=None)
+        if problem.heads > 1:
+            changed["the sink of the next head"] = dataclasses.replace(problem, sinks=np.roll(problem.sinks, -1))
+    if problem.q_segments is not None:
+        changed["no segment ids"] = dataclasses.replace(problem, q_segments=None, k_segments=None)
+    return changed
 
 
 def _shifts() -> Iterator[tuple[str, int]]:
@@ -72,9 +94,19 @@ def _shifts() -> Iterator[tuple[str, int]]:
 
 
 def _shifted(problem: AttentionProblem, shift: int) -> Answer:
-    counts = np.array([problem.visible(row) for row in range(problem.q_len)], dtype=np.int64)
-    other = oracle_float64.attention(problem, visible=np.clip(counts + shift, 0, problem.kv_len))
-    return other.out, other.out_error
+    if problem.window is None and problem.q_segments is None and problem.q_positions is None:
+        counts = np.array([problem.visible(row) for row in range(problem.q_len)], dtype=np.int64)
+        other = oracle_float64.attention(problem, visible=np.clip(counts + shift, 0, problem.kv_len))
+        return other.out, other.out_error
+    # The window stays where it is: a causal mask that is late shows keys to its right.
+    aligned = np.stack([problem.positions(batch) for batch in range(problem.batch)])
+    left, right = problem.window or (None, None)
+    moved = (None if left is None else left + shift, None if right is None else right - shift)
+    if any(side is not None and side < 0 for side in moved):
+        moved = (left, right)
+    return _answer(
+        dataclasses.replace(problem, q_positions=aligned + shift, window=None if moved == (None, None) else moved)
+    )
 
 
 def _answer(problem: AttentionProblem) -> Answer:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
-    import numpy as np
     from jaxtyping import Float64
 
 
@@ -27,11 +29,33 @@ class Reference:
         lse_error: proved bound of |lse - f_lse|, >= 0, never NaN.
         tier: which oracle computed it: "float64", "arb", "mpmath", or "float64+arb" after `refine`.
         escalated: how many (batch, head, row) rows `refine` has recomputed with ball arithmetic.
+        max_logit: largest natural-log logit among the visible keys of a row, after the soft cap and without the sink
+            (nats); None if it was not computed.
+        max_logit_error: proved bound of |max_logit - f_max_logit|, >= 0, never NaN.
     """
 
-    out: Float64[np.ndarray, "batch heads q_len head_dim"]
-    out_error: Float64[np.ndarray, "batch heads q_len head_dim"]
+    out: Float64[np.ndarray, "batch heads q_len v_dim"]
+    out_error: Float64[np.ndarray, "batch heads q_len v_dim"]
     lse: Float64[np.ndarray, "batch heads q_len"]
     lse_error: Float64[np.ndarray, "batch heads q_len"]
     tier: str
     escalated: int = 0
+    max_logit: Float64[np.ndarray, "batch heads q_len"] | None = None
+    max_logit_error: Float64[np.ndarray, "batch heads q_len"] | None = None
+
+    @property
+    def head_max_logit(self) -> Float64[np.ndarray, "batch heads"]:
+        """The largest logit of each head over all its rows (nats); NaN if one of them is NaN, -inf without keys."""
+        if self.max_logit is None:
+            message = f"the {self.tier} reference holds no maximum logits"
+            raise ValueError(message)
+        return self.max_logit.max(axis=-1, initial=-math.inf)
+
+    @property
+    def head_max_logit_error(self) -> Float64[np.ndarray, "batch heads"]:
+        """Proved bound of |head_max_logit - f|: a maximum moves by no more than its arguments do."""
+        if self.max_logit is None or self.max_logit_error is None:
+            message = f"the {self.tier} reference holds no maximum logits"
+            raise ValueError(message)
+        worst = self.max_logit_error.max(axis=-1, initial=0.0)
+        return np.where(np.isfinite(self.head_max_logit), worst, 0.0)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import flint
 import numpy as np
 from flint import arb
 
-from verify.attention.oracle_arb import MAX_PRECISION, RELATIVE, attention_rows
+from verify.attention.oracle_arb import MAX_PRECISION, RELATIVE, attention_rows, max_logits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +23,16 @@ if TYPE_CHECKING:
 RADII = (RELATIVE, RELATIVE**2, RELATIVE**4)
 
 
-def settle(problem: AttentionProblem, found: Errors, decision: Decision) -> tuple[Decision, int, int]:
-    """Decide the open elements of `out` (4 axes) or `lse` (3 axes) by ball arithmetic.
+def settle(
+    problem: AttentionProblem, found: Errors, decision: Decision, name: str = "out"
+) -> tuple[Decision, int, int]:
+    """Decide the open elements of an array by ball arithmetic.
+
+    Args:
+        problem: the inputs.
+        found: the array's errors; `out` has 4 axes, `lse` 3, `max_logit` 3 (rows) or 2 (heads).
+        decision: what float64 has decided.
+        name: out, lse or max_logit.
 
     Returns:
         The decision with nothing left open, the number of rows computed, and the number of ties.
@@ -32,7 +41,7 @@ def settle(problem: AttentionProblem, found: Errors, decision: Decision) -> tupl
     rows = ties = 0
     for (batch, head), by_row in _by_head(found, decision.open):
         rows += len(by_row)
-        ties += _settle_head(problem, (batch, head), by_row, found, settled)
+        ties += _settle_head(problem, (batch, head), by_row, found, settled, name)
     return settled, rows, ties
 
 
@@ -46,10 +55,10 @@ def _within(got: float, exact: arb, limit: float) -> bool | None:
 
 
 def _by_head(found: Errors, chosen: np.ndarray) -> Iterator[tuple[tuple[int, int], dict[int, list[int]]]]:
-    """(batch, head), then flat positions by row."""
+    """(batch, head), then flat positions by row; -1 stands for all rows of the head."""
     heads: dict[tuple[int, int], dict[int, list[int]]] = {}
     for position in np.flatnonzero(chosen):
-        batch, head, row, *_ = found.index(int(position))
+        batch, head, row, *_ = (*found.index(int(position)), -1)
         heads.setdefault((batch, head), {}).setdefault(row, []).append(int(position))
     yield from heads.items()
 
@@ -60,16 +69,17 @@ def _settle_head(
     by_row: dict[int, list[int]],
     found: Errors,
     decision: Decision,
+    name: str,
 ) -> int:
     """Set `wrong` of the decision at the given positions; returns how many are ties."""
     pending = {row: list(positions) for row, positions in by_row.items()}
     for relative in RADII:
-        answers = attention_rows(problem, *head, list(pending), relative=relative)
-        for (row, positions), (out, lse) in zip(list(pending.items()), answers, strict=True):
+        answers = _balls(problem, head, list(pending), relative, name)
+        for (row, positions), answer in zip(list(pending.items()), answers, strict=True):
             pending[row] = []
             for position in positions:
                 lane = found.index(position)[3:]
-                exact = out[lane[0]] if lane else lse
+                exact = answer[lane[0] if lane else 0]
                 within = _within(float(found.wide[position]), exact, float(decision.limit[position]))
                 if within is None:
                     pending[row].append(position)
@@ -79,3 +89,15 @@ def _settle_head(
         if not pending:
             return 0
     return sum(len(positions) for positions in pending.values())
+
+
+def _balls(
+    problem: AttentionProblem, head: tuple[int, int], rows: list[int], relative: float, name: str
+) -> list[list[arb]]:
+    """Per row the balls of one array: the lanes of `out`, or one number."""
+    if name == "max_logit":
+        whole = rows == [-1]
+        balls = max_logits(problem, *head, range(problem.q_len) if whole else rows, relative=relative)
+        return [[functools.reduce(arb.max, balls)]] if whole else [[ball] for ball in balls]
+    answers = attention_rows(problem, *head, rows, relative=relative)
+    return [out if name == "out" else [lse] for out, lse in answers]

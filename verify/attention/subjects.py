@@ -7,16 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.pallas import tpu as pltpu
 
 import flywheel
 
 if TYPE_CHECKING:
-    from jax.experimental.pallas import tpu as pltpu
     from jaxtyping import Float32, Int32
 
     from verify.attention.problem import AttentionProblem
 
 FLYWHEEL = "flywheel.attention"
+
+INTERPRET = {
+    "fast": True,
+    "tpu": pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"),
+}
+"""Interpret modes by name: `fast` for volume; `tpu` also simulates DMA, finds races and poisons memory with NaN."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ def rounded(values: np.ndarray, how: str) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("bounded", [True, False])
-def test_round_to_nearest_raises_no_alarm(seed: int, bounded: bool) -> None:  # noqa: FBT001
+def test_round_to_nearest_raises_no_alarm(seed: int, bounded: bool) -> None:
     """Round-to-nearest of random values raises no alarm, normalised by its bound or by half an ulp."""
     want = np.random.default_rng(seed).uniform(1.0, 4.0, (64, 32)).astype(np.float32).astype(np.float64)
     found = errors(rounded(want, "nearest"), want)
@@ -31,7 +31,7 @@ def test_round_to_nearest_raises_no_alarm(seed: int, bounded: bool) -> None:  # 
 
 @pytest.mark.parametrize("how", ["down", "up"])
 @pytest.mark.parametrize("bounded", [True, False])
-def test_directed_rounding_raises_the_alarm(how: str, bounded: bool) -> None:  # noqa: FBT001
+def test_directed_rounding_raises_the_alarm(how: str, bounded: bool) -> None:
     """Truncation passes a bound of one ulp everywhere, and the sum of the errors gives it away."""
     want = np.random.default_rng(0).uniform(1.0, 4.0, (64, 32)).astype(np.float32).astype(np.float64)
     measures = measure(errors(rounded(want, how), want), want * 2.0**-7 if bounded else None)

@@ -1,4 +1,4 @@
-"""The contract's bound: sound where float64 itself is lost, tight where it is not, and a function of the inputs alone."""
+"""The contract's bound: sound where float64 is lost, tight where it is not, and a function of the inputs alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 import pytest
-from flywheel.attention import budget
 
+from flywheel.attention import budget
 from verify.attention import adversarial, contract, oracle_arb, oracle_float64
 from verify.attention.cases import AttentionCase
 from verify.attention.contract import contract_bound
@@ -58,7 +58,7 @@ def test_a_key_without_weight_does_not_loosen_the_bound() -> None:
 
 @pytest.mark.parametrize("family", ["adversarial", "ordinary"])
 def test_reference_error_is_far_below_the_bound(family: str) -> None:
-    """Where the first-order bound applies, the float64 oracle's own error is a small part of it: verdicts are decided."""
+    """The float64 oracle's own error is a small part of the bound, so that verdicts are decided."""
     for case in adversarial.families()[family][:40]:
         problem = case.build()
         bound = contract_bound(problem, CPU_INTERPRET)

@@ -1,4 +1,4 @@
-"""The two assumptions about numpy on which the float64 oracle's bound rests."""
+"""The assumptions about numpy on which the float64 oracle's bound rests."""
 
 from __future__ import annotations
 
@@ -46,6 +46,19 @@ def test_log_is_within_the_assumed_ulps() -> None:
     points = np.concatenate([arguments(1.0, 2.0**24, 2000), arguments(1.0, 1.0 + 2.0**-10, 1000)])
     with mpmath.workdps(40):
         assert worst_ulps(np.log(points), [mpmath.log(mpmath.mpf(x)) for x in points.tolist()]) <= FUNCTION_ULPS
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_tanh_is_within_the_assumed_ulps(stride: int) -> None:
+    """The hyperbolic tangent, from 2^-1000 to where it saturates and beyond, errs by no more than FUNCTION_ULPS."""
+    tiny = np.logspace(-300, 0, 600)
+    points = np.concatenate([arguments(-25.0, 25.0, 1500), tiny, -tiny, [700.0, -1e300, np.inf, -np.inf, 0.0]])
+    spaced = np.repeat(points, stride)[::stride]
+    values = np.tanh(spaced)
+    with mpmath.workdps(40):
+        assert worst_ulps(np.abs(values), [mpmath.tanh(abs(mpmath.mpf(x))) for x in points.tolist()]) <= FUNCTION_ULPS
+    assert np.array_equal(np.sign(values), np.sign(points))
 
 
 @pytest.mark.smoke

@@ -1,0 +1,1 @@
+"""Rotary position embedding: the exact function, three oracles, the contract of an FP32 kernel, and a health check."""

@@ -1,0 +1,88 @@
+"""What a kernel's algorithm may do to the result, beyond what the machine does: the contract it is held to.
+
+The bound is the one of docs/attention-contract.md, which holds for any order of summation, with the algorithm's own
+roundings charged where the derivation has room for them:
+
+- a running maximum that moves after every key block multiplies earlier weights by exp(old - new): one exponential, one
+  product and, where the output is kept normalised, one reciprocal more per block (`rescalings`).  They enter the error
+  of a weight, rho, through `exp2_relative`.  The exponents' roundings need nothing more: the differences of one key add
+  up to its final exponent, so that their roundings add up to what `_shift_error` charges;
+- a product that multiplies numerator and denominator apart enters Gamma: four more roundings per block of B keys are at
+  most 4 n / B of n keys, hence the factor 1 + 4 / B on the unit of a sum;
+- natural exponentials err by the device's `exp_relative` instead of `exp2_relative`.
+
+Scores are owed in FP32: a kernel that rounds the scaled query, or log2(e), to BF16 is judged like every other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from verify.attention.contract import ContractBound, contract_bound
+from verify.devices import BF16_UNIT_ROUNDOFF
+
+if TYPE_CHECKING:
+    from jaxtyping import Float64
+
+    from verify.attention.problem import AttentionProblem
+    from verify.devices import DeviceModel
+
+EXPONENTIALS = ("exp2", "exp")
+WEIGHTS = ("bf16", "fp32")
+
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+    """The roundings of an algorithm.
+
+    Attributes:
+        weights: format in which P enters P V: "bf16" is rounded once more than "fp32".
+        exponential: which function makes the weights: "exp2" or "exp".
+        block_kv: keys per step of a running maximum; None if the maximum or an anchor is fixed before the first weight.
+    """
+
+    weights: str = "bf16"
+    exponential: str = "exp"
+    block_kv: int | None = 128
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("weights", self.weights, WEIGHTS),
+            ("exponential", self.exponential, EXPONENTIALS),
+        ):
+            if value not in allowed:
+                message = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
+                raise ValueError(message)
+        if self.block_kv is not None and self.block_kv < 1:
+            message = f"block_kv must be positive, got {self.block_kv}"
+            raise ValueError(message)
+
+    def effective(self, device: DeviceModel, kv_len: int) -> DeviceModel:
+        """The device as the contract's derivation sees it through this algorithm, for rows of up to `kv_len` keys."""
+        own = device.exp_relative if self.exponential == "exp" else device.exp2_relative
+        if self.block_kv is None:
+            return dataclasses.replace(device, exp2_relative=own)
+        rescalings = max(math.ceil(kv_len / self.block_kv), 1)
+        each = own + device.reciprocal_relative + 4.0 * device.unit_roundoff
+        weight = math.expm1(math.log1p(own) + rescalings * math.log1p(each))
+        wider = 1.0 + 4.0 / self.block_kv
+        return dataclasses.replace(
+            device,
+            exp2_relative=weight,
+            unit_roundoff=device.unit_roundoff * wider,
+            dot_unit_roundoff=device.dot_unit_roundoff * wider,
+        )
+
+    def bound(self, problem: AttentionProblem, device: DeviceModel) -> ContractBound:
+        """|kernel - f| per element.  Weights kept in FP32 are given the room of BF16 ones: sound, and not tight."""
+        return contract_bound(problem, self.effective(device, problem.kv_len))
+
+
+def rounded_lse(bound: ContractBound, lse: Float64[np.ndarray, "batch heads q_len"]) -> ContractBound:
+    """The bound for a kernel that returns its LSE in BF16; `lse` is the exact one."""
+    size = np.where(np.isfinite(lse), np.abs(lse), 0.0) + bound.lse
+    return dataclasses.replace(bound, lse=bound.lse + BF16_UNIT_ROUNDOFF * size)

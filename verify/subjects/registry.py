@@ -1,0 +1,69 @@
+"""Subjects by name: the built-in ones, and any at `package.module:object`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+
+from verify.subjects.subject import Subject
+
+FLYWHEEL = "flywheel.attention"
+BUILT_IN = {
+    FLYWHEEL: "verify.subjects.ours:FLYWHEEL",
+    "jax.nn.dot_product_attention": "verify.subjects.jax_nn:XLA",
+    "jax.splash_attention": "verify.subjects.jax_pallas:SPLASH",
+    "jax.flash_attention": "verify.subjects.jax_pallas:FLASH",
+}
+"""They need nothing but JAX."""
+
+PEERS = {
+    "tokamax.splash_attention": "verify.subjects.peers.tokamax:SPLASH",
+    "tokamax.splash_attention[exp]": "verify.subjects.peers.tokamax:SPLASH_EXP",
+    "tokamax.splash_attention[max_logit_const=30]": "verify.subjects.peers.tokamax:SPLASH_CONSTANT",
+    "flywheel_tpu.flash_attn_func": "verify.subjects.peers.flywheel_tpu:DENSE",
+    "flywheel_tpu.flash_attn_varlen_func": "verify.subjects.peers.flywheel_tpu:VARLEN",
+}
+"""They need the group `peers`."""
+
+
+class SubjectError(ValueError):
+    """A subject that cannot be loaded."""
+
+
+def names() -> tuple[str, ...]:
+    """Names of all subjects the suite knows, ours first."""
+    return (*BUILT_IN, *PEERS)
+
+
+def load(name: str) -> Subject:
+    """The subject of that name, or what stands at `package.module:object`: a `Subject`, or a plain function.
+
+    A plain function is called as `function(q, k, v, causal=..., scale=...)` and held to the defaults of `Subject`; one
+    whose first parameter is named `problem` gets the `AttentionProblem` and returns a `SubjectResult`.
+
+    Raises:
+        SubjectError: no such name, or nothing callable stands there.
+    """
+    path = {**BUILT_IN, **PEERS}.get(name, name)
+    module, colon, attribute = path.partition(":")
+    if not (module and colon and attribute):
+        message = f"subject must be package.module:object or one of {', '.join(names())}; got {name!r}"
+        raise SubjectError(message)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        message = f"subject {name!r} cannot be loaded: {error}"
+        raise SubjectError(message) from error
+    if isinstance(found, Subject):
+        return found
+    if not callable(found):
+        message = f"subject {name!r} must be a Subject or a function, got {type(found).__name__}"
+        raise SubjectError(message)
+    return Subject(name=path, call=found, takes_problem=next(iter(_parameters(found)), None) == "problem")
+
+
+def _parameters(function: object) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(function).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # some callables have no signature
+        return ()
