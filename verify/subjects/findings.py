@@ -189,7 +189,7 @@ def kind(record: dict[str, Any]) -> str:
     """What sort of failure it is: which array comes first, and whether a class or a size is wrong there."""
     if record["reason"].startswith("the kernel raised"):
         return "raised"
-    # "3 of 8 elements of out are wrong; worst out[..]: got .., want ..: why; only in .."
+    # The first clause counts the wrong elements of an array, the second shows the worst and says why.
     first = "; ".join(record["reason"].split("; ")[:2])
     array = "LSE" if " of lse " in first else "output"
     if "where a finite number is due" not in first:

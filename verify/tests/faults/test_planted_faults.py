@@ -122,7 +122,7 @@ def planted(fault: Fault, into: Path) -> None:
 def test_planted_fault_is_noticed(fault: Fault, tmp_path: Path) -> None:
     """The suite fails on a kernel with the fault, by a test's assertion and not by a crash of the run."""
     planted(fault, tmp_path)
-    options = ["-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "--tb=no"]
+    options = ["-x", "-q", "-n0", "-p", "no:randomly", "-p", "no:cacheprovider", "--tb=no"]
     command = [sys.executable, "-m", "pytest", *SUITE, *options]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
