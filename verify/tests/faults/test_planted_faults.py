@@ -16,7 +16,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SUITE = ("verify/tests/kernels", "verify/tests/cases")
+# The quickest first: a run ends at the first test that fails.
+SUITE = (
+    "verify/tests/kernels/attention/test_tile.py",
+    "verify/tests/kernels/attention/test_contract.py",
+    "verify/tests/kernels/attention",
+    "verify/tests/cases",
+)
 TESTS_FAILED = 1
 
 

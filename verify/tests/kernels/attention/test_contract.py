@@ -11,7 +11,12 @@ from verify.attention.examine import examine_problem
 from verify.verdict import Verdict
 
 FAMILIES = adversarial.families()
-CASES = [pytest.param(case, id=f"{family}:{case.name}") for family, cases in FAMILIES.items() for case in cases]
+# Adversarial cases first: they share one compilation, and notice a broken kernel soonest.
+CASES = [
+    pytest.param(case, id=f"{family}:{case.name}")
+    for family in sorted(FAMILIES, key=lambda name: name == "ordinary")
+    for case in FAMILIES[family]
+]
 REPLAY_CASES = [
     case for family in ("adversarial", "non-finite") for case in FAMILIES[family] if case.config == adversarial.CONFIG
 ]
