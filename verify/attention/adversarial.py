@@ -71,7 +71,13 @@ def score_lanes(rows: slice = slice(None)) -> tuple[Edit, ...]:
 
 
 def jump(
-    name: str, key: int, log2_units: float, *more: Edit, quiet: bool = False, rows: slice = slice(None)
+    name: str,
+    key: int,
+    log2_units: float,
+    *more: Edit,
+    quiet: bool = False,
+    rows: slice = slice(None),
+    shape: tuple[int, int, int, int, int, int] = SHAPE,
 ) -> AttentionCase:
     """A jump of one key's score over the rest.
 
@@ -80,7 +86,7 @@ def jump(
     exponents = (None, None, 0) if quiet else (-1, -2, 0)
     return AttentionCase(
         name,
-        SHAPE,
+        shape,
         scale=LOG2_UNITS,
         seed=key,
         exponents=exponents,
@@ -107,6 +113,9 @@ def jumps() -> list[AttentionCase]:
     cases += [
         jump(f"jump-{nats:g}-nats-one-row", 300, nats / math.log(2.0), rows=slice(333, 334)) for nats in (60.0, 200.0)
     ]
+    # One row makes its block replay; the others, whose weights are ordinary, show what the replay read for them.
+    grouped = (2, 4, 2, 256, 256, 64)
+    cases.append(jump("jump-2000-nats-one-row-grouped-heads", 140, 2885.0, rows=slice(200, 201), shape=grouped))
     consecutive = tuple(edit for block in range(1, 4) for edit in score(128 * block + 17, 200.0 * block))
     cases.append(jump("jumps-in-consecutive-blocks", 17, 1.0, *consecutive))
     falling = tuple(edit for block in range(1, 4) for edit in score(128 * block + 17, -200.0 * block))

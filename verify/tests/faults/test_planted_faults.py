@@ -79,6 +79,7 @@ FAULTS = (
         "kv_head = lax.div(step.h, jnp.int32(step.spec.group))",
         "kv_head = step.h * 0",
     ),
+    Fault("replay reads another batch entry", "kernel.py", "hbm.at[step.b, kv_head", "hbm.at[step.b * 0, kv_head"),
     Fault("mask off by one", "kernel.py", "(first + kind.delta)", "(first + kind.delta + 1)"),
     Fault(
         "mask of the replay off by one",

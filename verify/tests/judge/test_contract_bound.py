@@ -78,8 +78,10 @@ def test_blocks_of_rows_do_not_change_the_bound() -> None:
     """How many rows are evaluated at once bounds memory, nothing else."""
     problem = AttentionCase("blocks", (1, 2, 1, 70, 90, 64), seed=2).build()
     whole, parts = (contract_bound(problem, CPU_INTERPRET, rows_per_block=n) for n in (256, 16))
-    np.testing.assert_allclose(whole.out, parts.out, rtol=2.0**-40)
-    np.testing.assert_allclose(whole.lse, parts.lse, rtol=2.0**-40)
+    # What float64 rounding may do to the evaluation is what the contract itself grants it.
+    granted = contract.EVALUATION_SLACK - 1.0
+    np.testing.assert_allclose(whole.out, parts.out, rtol=granted)
+    np.testing.assert_allclose(whole.lse, parts.lse, rtol=granted)
 
 
 def test_rows_outside_the_domain_are_named() -> None:
