@@ -143,6 +143,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     assert not list((tmp_path / "running").iterdir())
 
 
+@pytest.mark.deep
 def test_interrupt_stops_cleanly(tmp_path: Path) -> None:
     """Ctrl-C ends the hunt between two cases, with a summary, and leaves no process and no running case behind."""
     process = start(tmp_path, "oracle")
@@ -157,6 +158,7 @@ def test_interrupt_stops_cleanly(tmp_path: Path) -> None:
     assert Store(tmp_path).wait_for_orphans(0.0)
 
 
+@pytest.mark.deep
 def test_changed_code_starts_afresh(tmp_path: Path) -> None:
     """Records about other code are set aside, and saved failures are judged again by the code of today."""
     store = Store(tmp_path)

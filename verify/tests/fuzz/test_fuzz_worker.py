@@ -80,12 +80,15 @@ def test_planted_fault_is_found_and_shrunk(make: Any) -> None:
     tally = play(worker, 300)
     assert tally.violations > 0
     assert tally.cases <= 300 + 400
-    (path,) = worker.store.failures.glob("*.json")
-    case = load_case(path)
-    assert SHRUNK in case.provenance
-    assert "searched" in case.provenance
-    assert case.exponents == (None, None, 0)
+    # One file for each root: where the missing replay shows in the output, in the LSE, in both.
+    cases = [load_case(path) for path in worker.store.failures.glob("*.json")]
+    assert cases
+    for case in cases:
+        assert SHRUNK in case.provenance
+        assert "searched" in case.provenance
     # Two edits clear the score lanes, one switches them on, up to three hold the score of one key.
+    case = min(cases, key=lambda case: len(case.edits))
+    assert case.exponents == (None, None, 0)
     assert len(case.edits) <= 6, case
     assert 149.0 < float(case.name.split("; ")[1].split(" ")[0]) < 512.0, case.name
 
