@@ -1,17 +1,13 @@
-"""The kernel: refs, memory spaces, DMA and grid around the pure steps of `tile`.
+"""The kernel: grid, memory spaces and the order of things around the bodies of `block`.
 
-Grid (batch, head, query block, key block), key blocks innermost.  Per query block:
+Grid (batch, head, step).  A step is a query block against one of the key blocks that it sees; which, it reads from a
+list of packed scalars (`pack`), so that no step is idle and the next step's blocks are fetched behind this one's work.
+Per query block:
 
-1. the anchor, from the first 128 keys;
-2. a fully unrolled body per visited key block: fragment n's scores and exp2 are emitted next to fragment n-1's P V, and
-   the check of the partial sums before the last P V; a failed check raises the flag in SMEM, and the blocks that follow
-   are skipped;
-3. at the last key block the final check and the division; if the flag stands, the whole query block is replayed with
-   the rescaling softmax instead.
-
-A replay starts afresh rather than from a saved state: an overflow of o may predate the block whose check fails, and
-without a save buffer the fast path carries no cost for it.  All key blocks but the last visited one are fetched from
-HBM again; that one is still in VMEM, which also keeps every DMA whole and aligned.
+1. at its first step the state is cleared, q rotated if asked for, and anchors are chosen from the first keys;
+2. each step runs the unrolled body of its kind (`block.emit`), unless a check has failed before: then the flag in SMEM
+   stands, and the remaining steps are skipped;
+3. the last body divides and writes; if a check has failed, the whole query block is computed again (`replay.replay`).
 """
 
 from __future__ import annotations
@@ -22,443 +18,293 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from flywheel.attention import tile
-from flywheel.attention.budget import FP32_MAX, LANES
-from flywheel.attention.schedule import BlockKind, Schedule, cdiv
+from flywheel.attention import rotary, tile
+from flywheel.attention.block import emit
+from flywheel.attention.replay import replay
+from flywheel.attention.spec import ANCHOR_KEYS, FIRST_BLOCK, FLAG, CallSpec, Refs, Site, band_mask, both, on_sublanes
+from flywheel.attention.tiling import VMEM_LIMIT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from jax import Array
 
-    from flywheel.attention.tiling import Tiling
+    from flywheel.attention.schedule import Step
 
-_VMEM_LIMIT = 96 * 2**20
+_FIELDS = {"i": 12, "j": 12, "body": 5, "first": 1, "last": 1}
+"""Bits of a packed step."""
+
+MAX_BLOCKS = 2 ** _FIELDS["i"]
+MAX_BODIES = 2 ** _FIELDS["body"]
+MAX_STEPS = 2**17
+"""Half a MiB of scalar memory, of which a core has one MiB."""
 
 
-@dataclasses.dataclass(frozen=True)
-class CallSpec:
-    """Everything static about one call."""
+class Operands(NamedTuple):
+    """Arrays of one call; shapes as in `flywheel.attention`, None for what the call does not have."""
 
-    schedule: Schedule
-    tiling: Tiling
-    group: int
-    log2_scale: float
-    return_lse: bool
-    return_diagnostics: bool
+    q: Array
+    k: Array
+    v: Array
+    sinks: Array | None = None
+    q_segment_ids: Array | None = None
+    kv_segment_ids: Array | None = None
+    cos: Array | None = None
+    sin: Array | None = None
 
 
 class RawOutputs(NamedTuple):
     """What the kernel writes; what was not asked for is None."""
 
     out: Array
-    lse: Array | None
-    replays: Array | None
-    anchor: Array | None
-    l: Array | None  # noqa: E741  the field's name of the denominator
+    lse: Array | None = None
+    max_logit: Array | None = None
+    replays: Array | None = None
+    anchor: Array | None = None
+    l: Array | None = None  # noqa: E741  the field's name of the denominator
 
 
-class _Refs(NamedTuple):
-    """The kernel's refs by name; `k_hbm` and `v_hbm` are the whole arrays, for replays."""
-
-    q: Any
-    k: Any
-    v: Any
-    k_hbm: Any
-    v_hbm: Any
-    out: Any
-    lse: Any
-    replays: Any
-    anchor_out: Any
-    l_out: Any
-    acc: Any
-    lane_sums: Any
-    anchor: Any
-    marks: Any
-    k_stage: Any
-    v_stage: Any
-    flag: Any
-    sems: Any
+def pack(steps: Sequence[Step]) -> np.ndarray:
+    """Steps as int32 words."""
+    words = np.zeros(len(steps), np.int64)
+    for name, bits in _FIELDS.items():
+        words = (words << bits) | np.asarray([getattr(step, name) for step in steps], np.int64)
+    return words.astype(np.int32)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Step:
-    """One grid step: the static call and the traced grid indices."""
-
-    spec: CallSpec
-    refs: _Refs
-    b: Any
-    h: Any
-    i: Any
-    j: Any
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.spec.schedule
-
-    @property
-    def last(self) -> Any:  # noqa: ANN401  a traced int32
-        """The last key block that this query block visits (see `Schedule.last_block`)."""
-        return last_block(self.schedule, self.i)
-
-    def row_ids(self, shape: tuple[int, ...], first: Any = 0) -> Array:  # noqa: ANN401
-        """Position of each row in its sequence of queries."""
-        return lax.broadcasted_iota(jnp.int32, shape, 0) + (self.i * self.schedule.block_q + first)
-
-    def counted(self, shape: tuple[int, ...]) -> Array | None:
-        """Rows on whose values a check may act: not those beyond q_len, which hold garbage; None: all of them."""
-        return self.row_ids(shape) < self.schedule.q_len if self.schedule.ragged_rows else None
-
-    def nonempty(self, shape: tuple[int, ...], first: Any = 0) -> Array | None:  # noqa: ANN401
-        """Rows that see a key; None: all of them."""
-        return self.row_ids(shape, first) + self.schedule.offset >= 0 if self.schedule.has_empty_rows else None
+def unpack_field(word: Any, name: str) -> Any:  # noqa: ANN401  int32, maybe traced
+    """One field of packed steps."""
+    shift = 0
+    for each, bits in reversed(_FIELDS.items()):
+        if each == name:
+            return lax.shift_right_logical(word, jnp.int32(shift)) & jnp.int32(2**bits - 1)
+        shift += bits
+    raise KeyError(name)
 
 
-def last_block(schedule: Schedule, i: Any) -> Any:  # noqa: ANN401
-    """`Schedule.last_block` for a traced query block index."""
-    if not schedule.causal:
-        return schedule.kv_blocks - 1
-    last_row = jnp.minimum((i + 1) * schedule.block_q, schedule.q_len) - 1
-    return lax.div(jnp.maximum(last_row + schedule.offset, 0), jnp.int32(schedule.block_kv))
-
-
-def _both(a: Array | None, b: Array | None) -> Array | None:
-    if a is None or b is None:
-        return b if a is None else a
-    return a & b
-
-
-def _kind_here(step: _Step, kind: BlockKind) -> Any:  # noqa: ANN401
-    """Whether this grid step's key block is of an edge kind."""
-    schedule = step.schedule
-    whole = kind.keys == schedule.block_kv
-    has_tail = schedule.kv_len % schedule.block_kv != 0
-    matches = True if not has_tail else (step.j < schedule.kv_blocks - 1 if whole else step.j == schedule.kv_blocks - 1)
-    if kind.delta is not None:
-        matches &= schedule.delta(step.i, step.j) == kind.delta
-    return matches
-
-
-def _full_here(step: _Step) -> Any:  # noqa: ANN401
-    """Whether every row of this query block sees the whole key block."""
-    schedule = step.schedule
-    if schedule.causal:
-        return schedule.delta(step.i, step.j) >= schedule.block_kv - 1
-    return step.j < schedule.kv_len // schedule.block_kv
-
-
-def _start(step: _Step) -> None:
-    """Zero the state and choose the anchors from the first keys that the rows see."""
-    refs, schedule = step.refs, step.schedule
+def _begin(site: Site, *, alone: bool) -> None:
+    """Rotate q; clear the state and choose anchors, unless the body does without (`block.emit`)."""
+    refs, spec = site.refs, site.spec
+    refs.control[FLAG] = 0
+    refs.control[FIRST_BLOCK] = site.j
+    if spec.rotary is not None:
+        refs.q_rotated[...] = rotary.rotate(refs.q_in[0, 0], refs.cos[0], refs.sin[0], spec.rotary)
+    if spec.segments:
+        refs.seen[...] = jnp.zeros_like(refs.seen)
+    if spec.return_max_logit:
+        refs.maxima[...] = jnp.full_like(refs.maxima, tile.UNSET)
+    if spec.late_anchors or spec.online:
+        refs.anchor[...] = jnp.full_like(refs.anchor, tile.UNSET)
+    if alone:
+        return
     refs.acc[...] = jnp.zeros_like(refs.acc)
-    refs.lane_sums[...] = jnp.zeros_like(refs.lane_sums)
-    refs.flag[0] = 0
-    shape = (schedule.block_q, LANES)
-    s = tile.scores(refs.q[0, 0], refs.k[0, 0, pl.ds(0, LANES), :], step.spec.log2_scale)
-    visible = None
-    column = lax.broadcasted_iota(jnp.int32, shape, 1)
-    if schedule.kv_len < LANES:
-        visible = column < schedule.kv_len
-    if schedule.causal and schedule.offset < LANES - 1:
-        visible = _both(visible, column <= step.row_ids(shape) + schedule.offset)
-    refs.anchor[...] = jnp.broadcast_to(tile.choose_anchor(s, visible), shape)
+    refs.sums[...] = jnp.zeros_like(refs.sums)
+    if not (spec.late_anchors or spec.online):
+        refs.anchor[...] = on_sublanes(_anchors(site))
 
 
-def _fast_block(step: _Step, kind: BlockKind) -> None:
-    """One key block against the static anchor, fully unrolled over its fragments."""
-    refs, schedule = step.refs, step.schedule
-    size = schedule.fragment
-    fragments = schedule.fragments(kind)
-
-    def softmax(n: int, first: int, clear: int) -> Array:
-        rows = pl.ds(first, schedule.block_q - first)
-        s = tile.scores(refs.q[0, 0, rows, :], refs.k[0, 0, pl.ds(n * size, size), :], step.spec.log2_scale)
-        visible = _static_mask(kind, n * size, first, clear, size) if clear > first else None
-        p, sums = tile.fast_step(s, refs.anchor[rows, :], visible)
-        refs.lane_sums[rows, :] = refs.lane_sums[rows, :] + sums
-        return p
-
-    def add_values(n: int, first: int, p: Array) -> None:
-        rows = pl.ds(first, schedule.block_q - first)
-        v = refs.v[0, 0, pl.ds(n * size, size), :]
-        keys_left = kind.keys - n * size
-        if keys_left < size:
-            # Memory beyond the last key may hold NaN, and 0 * NaN is NaN.
-            is_key = lax.broadcasted_iota(jnp.int32, v.shape, 0) < keys_left
-            v = jnp.where(is_key, v.astype(jnp.float32), 0.0).astype(jnp.bfloat16)
-        refs.acc[rows, :] = refs.acc[rows, :] + tile.weighted_values(p, v)
-
-    pending: tuple[int, int, Array] | None = None
-    for n, rows in fragments:
-        p = softmax(n, rows.first, rows.clear)
-        if pending is not None:
-            add_values(*pending)
-        pending = (n, rows.first, p)
-    shape = (schedule.block_q, LANES)
-    counted = _both(step.counted(shape), step.nonempty(shape))
-    refs.flag[0] = tile.sums_exceed(refs.lane_sums[...], counted).astype(jnp.int32)
-    if pending is not None:
-        add_values(*pending)
+def _anchors(site: Site) -> Array:
+    """Anchors from the first keys, of which every query that sees a key sees the first."""
+    schedule, refs = site.schedule, site.refs
+    s = site.spec.rule(tile.dot_products(refs.k[0, 0, pl.ds(0, ANCHOR_KEYS), :], refs.q[...]))
+    keys = lax.broadcasted_iota(jnp.int32, s.shape, 0)
+    visible = band_mask(schedule.band, keys, site.rows(0, schedule.block_q))
+    if schedule.kv_len < ANCHOR_KEYS:
+        visible = both(visible, keys < schedule.kv_len)
+    return tile.choose_anchor(s, visible)
 
 
-def _static_mask(kind: BlockKind, column0: int, first: int, clear: int, size: int) -> Array:
-    """Which of the rows first .. clear-1 see which of the `size` columns from column0 on (block coordinates)."""
-    shape = (clear - first, size)
-    column = lax.broadcasted_iota(jnp.int32, shape, 1) + column0
-    visible = None
-    if kind.delta is not None:
-        visible = column <= lax.broadcasted_iota(jnp.int32, shape, 0) + (first + kind.delta)
-    if column0 + size > kind.keys:
-        visible = _both(visible, column < kind.keys)
-    assert visible is not None  # noqa: S101  clear > first only where rows need a mask
-    return visible
-
-
-def _finish_fast(step: _Step) -> None:
-    """The final check; the result of the fast path, which a replay overwrites if the check failed."""
-    refs, schedule = step.refs, step.schedule
-    l = tile.denominator(refs.lane_sums[...])  # noqa: E741
-    o = refs.acc[...]
-    column = (schedule.block_q, 1)
-    unsound = tile.result_unsound(l, o, _both(step.counted(column), step.nonempty(column)))
-    refs.flag[0] = unsound.astype(jnp.int32)
-    out = tile.normalise(o, l)
-    nonempty = step.nonempty(out.shape)
-    if nonempty is not None:
-        out = jnp.where(nonempty, out, 0.0)
-    refs.out[0, 0] = out.astype(refs.out.dtype)
-
-
-def _replay(step: _Step) -> None:
-    """The whole query block again, with the rescaling softmax."""
-    refs, schedule = step.refs, step.schedule
-    refs.acc[...] = jnp.zeros_like(refs.acc)
-    refs.lane_sums[...] = jnp.zeros_like(refs.lane_sums)
-    refs.marks[...] = jnp.zeros_like(refs.marks)
-    # Integer-valued and below every score; `replay_weights` never forms the difference of two such sentinels but as 0.
-    refs.anchor[...] = jnp.full_like(refs.anchor, -FP32_MAX)
-    kv_head = lax.div(step.h, jnp.int32(step.spec.group))
-    size = schedule.fragment
-
-    def fetch(n: Any) -> None:  # noqa: ANN401
-        start = pl.multiple_of(n * size, size)
-        copies = [
-            pltpu.make_async_copy(hbm.at[step.b, kv_head, pl.ds(start, size), :], stage, refs.sems.at[index])
-            for index, (hbm, stage) in enumerate(((refs.k_hbm, refs.k_stage), (refs.v_hbm, refs.v_stage)))
-        ]
-        for copy in copies:
-            copy.start()
-        for copy in copies:
-            copy.wait()
-
-    def earlier(n: Any, carry: Any) -> Any:  # noqa: ANN401
-        fetch(n)
-        _replay_fragment(step, refs.k_stage[...], refs.v_stage[...], n * size)
-        return carry
-
-    if schedule.kv_blocks > 1:
-        lax.fori_loop(0, step.last * (schedule.block_kv // size), earlier, 0)
-
-    def resident(n: Any, carry: Any) -> Any:  # noqa: ANN401
-        keys = pl.ds(pl.multiple_of(n * size, size), size)
-        _replay_fragment(step, refs.k[0, 0, keys, :], refs.v[0, 0, keys, :], step.last * schedule.block_kv + n * size)
-        return carry
-
-    lax.fori_loop(0, schedule.block_kv // size, resident, 0)
-    _over_rows(step, functools.partial(_finish_replayed_rows, step))
-
-
-def _over_rows(step: _Step, body: Callable[[Any], None]) -> None:
-    rows = step.spec.tiling.replay_rows
-
-    def one(r: Any, carry: Any) -> Any:  # noqa: ANN401
-        body(pl.multiple_of(r * rows, rows))
-        return carry
-
-    lax.fori_loop(0, step.schedule.block_q // rows, one, 0)
-
-
-def _replay_fragment(step: _Step, k: Array, v: Array, key0: Any) -> None:  # noqa: ANN401
-    """One fragment of keys, from position key0 of the sequence on, against all rows of the block."""
-    refs, schedule = step.refs, step.schedule
-    rows_at_once = step.spec.tiling.replay_rows
-    shape = (rows_at_once, schedule.fragment)
-    is_key = lax.broadcasted_iota(jnp.int32, v.shape, 0) + key0 < schedule.kv_len
-    clean = tile.finite_values(v, is_key)
-    nonfinite = jnp.max(jnp.where(is_key & jnp.logical_not(jnp.abs(v.astype(jnp.float32)) <= FP32_MAX), 1.0, 0.0)) > 0.0
-
-    def body(first: Any) -> None:  # noqa: ANN401
-        rows = pl.ds(first, rows_at_once)
-        s = tile.scores(refs.q[0, 0, rows, :], k, step.spec.log2_scale)
-        column = lax.broadcasted_iota(jnp.int32, shape, 1) + key0
-        visible = column < schedule.kv_len
-        if schedule.causal:
-            visible &= column <= step.row_ids(shape, first) + schedule.offset
-        p, new_max, factor = tile.replay_weights(s, visible, refs.anchor[rows, :][:, :1])
-        refs.anchor[rows, :] = jnp.broadcast_to(new_max, (rows_at_once, LANES))
-        refs.lane_sums[rows, :] = refs.lane_sums[rows, :] * factor + tile.add_lanes(p)
-        refs.acc[rows, :] = refs.acc[rows, :] * factor + tile.weighted_values(p.astype(jnp.bfloat16), clean)
-
-        @pl.when(nonfinite)
-        def _() -> None:
-            refs.marks[rows, :] = refs.marks[rows, :] | tile.nonfinite_marks(s, visible, v, is_key)
-
-    _over_rows(step, body)
-
-
-def _finish_replayed_rows(step: _Step, first: Any) -> None:  # noqa: ANN401
-    refs = step.refs
-    rows = pl.ds(first, step.spec.tiling.replay_rows)
-    l = tile.denominator(refs.lane_sums[rows, :])  # noqa: E741
-    out = tile.restore_nonfinite(tile.normalise(refs.acc[rows, :], l), refs.marks[rows, :])
-    nonempty = step.nonempty(out.shape, first)
-    if nonempty is not None:
-        out = jnp.where(nonempty, out, 0.0)
-    refs.out[0, 0, rows, :] = out.astype(refs.out.dtype)
-    # From here on the anchor is what the fast path's is: the shift of the exponent, bias included.
-    refs.anchor[rows, :] = refs.anchor[rows, :] + tile.BIAS
-
-
-def _write_row_values(step: _Step) -> None:
-    """LSE and diagnostics: values per row, turned from a column (rows on sublanes) into a row (tokens on lanes)."""
-    refs, spec = step.refs, step.spec
-    l = tile.denominator(refs.lane_sums[...])  # noqa: E741
-    anchor = refs.anchor[...][:, :1]
-    if spec.return_lse:
-        lse = tile.log_sum_exp(anchor, l)
-        nonempty = step.nonempty(lse.shape)
-        if nonempty is not None:
-            lse = jnp.where(nonempty, lse, -jnp.inf)
-        refs.lse[0, 0] = _to_lanes(lse)
-    if spec.return_diagnostics:
-        refs.anchor_out[0, 0] = _to_lanes(anchor)
-        refs.l_out[0, 0] = _to_lanes(l)
-        refs.replays[0, 0, 0, step.i] = refs.flag[0]
-
-
-def _to_lanes(column: Array) -> Array:
-    return jnp.broadcast_to(column, (column.shape[0], LANES)).T[:1]
-
-
-def _body(spec: CallSpec, *refs_in_order: Any) -> None:  # noqa: ANN401
-    refs = _name_refs(spec, refs_in_order)
-    b, h, i, j = (pl.program_id(axis) for axis in range(4))
-    step = _Step(spec, refs, b, h, i, j)
+def _kernel(spec: CallSpec, names: tuple[str, ...], *refs_in_order: Any) -> None:  # noqa: ANN401
+    refs = _named(names, refs_in_order)
+    b, h, n = (pl.program_id(axis) for axis in range(3))
+    word = refs.steps[n]
+    site = Site(spec, refs, b, h, unpack_field(word, "i"), unpack_field(word, "j"))
     schedule = spec.schedule
-    last = step.last
+    alone = schedule.single
 
-    @pl.when(j == 0)
+    @pl.when(unpack_field(word, "first") == 1)
     def _() -> None:
-        _start(step)
+        _begin(site, alone=alone)
 
-    sound = refs.flag[0] == 0
-    if schedule.has_full_blocks:
-        full = BlockKind(None, schedule.block_kv)
+    body_here = unpack_field(word, "body")
+    sound = refs.control[FLAG] == 0
+    for index, body in enumerate(schedule.bodies):
 
-        @pl.when((j <= last) & _full_here(step) & sound)
-        def _() -> None:
-            _fast_block(step, full)
+        @pl.when(sound & (body_here == index))
+        def _(body: Any = body) -> None:  # noqa: ANN401
+            emit(site, body, alone=alone)
 
-    for kind in schedule.edge_kinds:
-
-        @pl.when((j <= last) & _kind_here(step, kind) & sound)
-        def _(kind: BlockKind = kind) -> None:
-            _fast_block(step, kind)
-
-    @pl.when(j == last)
+    @pl.when(unpack_field(word, "last") == 1)
     def _() -> None:
-        @pl.when(refs.flag[0] == 0)
+        @pl.when(refs.control[FLAG] != 0)
         def _() -> None:
-            _finish_fast(step)
+            replay(site)
 
-        @pl.when(refs.flag[0] != 0)
-        def _() -> None:
-            _replay(step)
-
-        if spec.return_lse or spec.return_diagnostics:
-            _write_row_values(step)
+        if spec.return_diagnostics:
+            refs.replays[0, 0, 0, site.i] = refs.control[FLAG]
 
 
-def _name_refs(spec: CallSpec, refs: tuple[Any, ...]) -> _Refs:
-    q, k, v, k_hbm, v_hbm, out, *rest = refs
-    lse = rest.pop(0) if spec.return_lse else None
-    replays, anchor_out, l_out = (rest.pop(0) for _ in range(3)) if spec.return_diagnostics else (None, None, None)
-    return _Refs(q, k, v, k_hbm, v_hbm, out, lse, replays, anchor_out, l_out, *rest)
+def _named(names: tuple[str, ...], refs: tuple[Any, ...]) -> Refs:
+    given = dict(zip(names, refs, strict=True))
+    return Refs(*(given.get(name) for name in Refs._fields))
 
 
-def call(
-    q: Array,
-    k: Array,
-    v: Array,
-    *,
-    spec: CallSpec,
-    interpret: Any = False,  # noqa: ANN401
-) -> RawOutputs:
-    """Launch the kernel on validated operands; shapes as in `flywheel.attention`."""
-    batch, heads, q_len, head_dim = q.shape
-    schedule, tiling = spec.schedule, spec.tiling
+@dataclasses.dataclass
+class _Call:
+    """Refs of a call in the order in which pallas_call passes them."""
 
-    def q_block(b: Any, h: Any, i: Any, _j: Any) -> tuple[Any, ...]:  # noqa: ANN401
-        return b, h, i, 0
+    names: list[str] = dataclasses.field(default_factory=lambda: ["steps"])
+    arrays: list[Any] = dataclasses.field(default_factory=list)
+    in_specs: list[Any] = dataclasses.field(default_factory=list)
+    out_shapes: list[Any] = dataclasses.field(default_factory=list)
+    out_specs: list[Any] = dataclasses.field(default_factory=list)
+    scratch: list[Any] = dataclasses.field(default_factory=list)
 
-    def kv_block(b: Any, h: Any, i: Any, j: Any) -> tuple[Any, ...]:  # noqa: ANN401
-        # Steps after the last visible block name it again, so that nothing is fetched for them.
-        return b, lax.div(h, jnp.int32(spec.group)), jnp.minimum(j, last_block(schedule, i)), 0
+    def operand(self, name: str, array: Any, spec: pl.BlockSpec) -> None:  # noqa: ANN401
+        self.names.append(name)
+        self.arrays.append(array)
+        self.in_specs.append(spec)
 
-    def row_block(b: Any, h: Any, i: Any, _j: Any) -> tuple[Any, ...]:  # noqa: ANN401
-        return b, h, 0, i
+    def result(self, name: str, shape: tuple[int, ...], dtype: Any, spec: pl.BlockSpec) -> None:  # noqa: ANN401
+        self.names.append(name)
+        self.out_shapes.append(jax.ShapeDtypeStruct(shape, dtype))
+        self.out_specs.append(spec)
 
-    q_spec = pl.BlockSpec((1, 1, tiling.block_q, head_dim), q_block)
-    kv_spec = pl.BlockSpec((1, 1, tiling.block_kv, head_dim), kv_block)
-    row_spec = pl.BlockSpec((1, 1, 1, tiling.block_q), row_block)
-    hbm_spec = pl.BlockSpec(memory_space=pl.ANY)
-    row_shape = jax.ShapeDtypeStruct((batch, heads, 1, q_len), jnp.float32)
+    def scratch_ref(self, name: str, shape: Any) -> None:  # noqa: ANN401
+        self.names.append(name)
+        self.scratch.append(shape)
 
-    out_specs = [q_spec]
-    out_shapes = [jax.ShapeDtypeStruct(q.shape, q.dtype)]
-    if spec.return_lse:
-        out_specs.append(row_spec)
-        out_shapes.append(row_shape)
-    if spec.return_diagnostics:
-        smem = pl.BlockSpec((1, 1, 1, schedule.q_blocks), lambda b, h, _i, _j: (b, h, 0, 0), memory_space=pltpu.SMEM)
-        out_specs += [smem, row_spec, row_spec]
-        out_shapes += [jax.ShapeDtypeStruct((batch, heads, 1, schedule.q_blocks), jnp.int32), row_shape, row_shape]
 
-    state = (tiling.block_q, LANES)
-    stage = (tiling.fragment, head_dim)
+def call(operands: Operands, *, spec: CallSpec, interpret: Any = False) -> RawOutputs:  # noqa: ANN401
+    """Launch the kernel on validated operands."""
+    batch, heads, q_len, head_dim = operands.q.shape
+    v_dim = operands.v.shape[3]
+    schedule = spec.schedule
+    built = _Call()
+    _operands(built, operands, spec)
+    _results(built, (batch, heads, q_len, v_dim), operands.q.dtype, spec)
+    _scratch(built, head_dim, v_dim, operands, spec)
+    steps = pack(schedule.steps)
     results = pl.pallas_call(
-        functools.partial(_body, spec),
-        grid=(batch, heads, schedule.q_blocks, cdiv(schedule.kv_len, tiling.block_kv)),
-        in_specs=[q_spec, kv_spec, kv_spec, hbm_spec, hbm_spec],
-        out_specs=out_specs,
-        out_shape=out_shapes,
-        scratch_shapes=[
-            pltpu.VMEM((tiling.block_q, head_dim), jnp.float32),
-            pltpu.VMEM(state, jnp.float32),
-            pltpu.VMEM(state, jnp.float32),
-            pltpu.VMEM((tiling.block_q, head_dim), jnp.int32),
-            pltpu.VMEM(stage, k.dtype),
-            pltpu.VMEM(stage, v.dtype),
-            pltpu.SMEM((1,), jnp.int32),
-            pltpu.SemaphoreType.DMA((2,)),
-        ],
+        functools.partial(_kernel, spec, tuple(built.names)),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=1,
+            grid=(batch, heads, len(steps)),
+            in_specs=built.in_specs,
+            out_specs=built.out_specs,
+            scratch_shapes=built.scratch,
+        ),
+        out_shape=built.out_shapes,
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
-            vmem_limit_bytes=_VMEM_LIMIT,
-            # Every index is a function of the grid that test_schedule.py goes through; the checks cost each grid step.
+            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            vmem_limit_bytes=VMEM_LIMIT,
+            # Every index comes from the list of steps, which test_schedule.py goes through; the checks cost each step.
             disable_bounds_checks=True,
         ),
         interpret=interpret,
         name="flywheel_attention",
-    )(q, k, v, k, v)
-    remaining = list(results)
-    out = remaining.pop(0)
-    lse = remaining.pop(0)[:, :, 0] if spec.return_lse else None
-    if not spec.return_diagnostics:
-        return RawOutputs(out, lse, None, None, None)
-    replays, anchor, l = remaining  # noqa: E741
-    return RawOutputs(out, lse, replays[:, :, 0], anchor[:, :, 0], l[:, :, 0])
+    )(jnp.asarray(steps), *built.arrays)
+    return _unpack(built, results)
+
+
+def _operands(built: _Call, operands: Operands, spec: CallSpec) -> None:
+    tiling = spec.tiling
+
+    def q_index(b: Any, h: Any, n: Any, steps: Any) -> tuple[Any, ...]:  # noqa: ANN401
+        return b, h, unpack_field(steps[n], "i"), 0
+
+    def kv_index(b: Any, h: Any, n: Any, steps: Any) -> tuple[Any, ...]:  # noqa: ANN401
+        return b, lax.div(h, jnp.int32(spec.group)), unpack_field(steps[n], "j"), 0
+
+    def q_ids_index(b: Any, _h: Any, n: Any, steps: Any) -> tuple[Any, ...]:  # noqa: ANN401
+        return b, 0, unpack_field(steps[n], "i")
+
+    def kv_ids_index(b: Any, _h: Any, n: Any, steps: Any) -> tuple[Any, ...]:  # noqa: ANN401
+        return b, 0, unpack_field(steps[n], "j")
+
+    q, k, v = operands.q, operands.k, operands.v
+    built.operand("q_in", q, pl.BlockSpec((1, 1, tiling.block_q, q.shape[3]), q_index))
+    built.operand("k", k, pl.BlockSpec((1, 1, tiling.block_kv, k.shape[3]), kv_index))
+    built.operand("v", v, pl.BlockSpec((1, 1, tiling.block_kv, v.shape[3]), kv_index))
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    built.operand("k_hbm", k, whole)
+    built.operand("v_hbm", v, whole)
+    if operands.sinks is not None:
+        built.operand("sinks", operands.sinks, pl.BlockSpec(memory_space=pltpu.SMEM))
+    if operands.q_segment_ids is not None and operands.kv_segment_ids is not None:
+        q_ids, k_ids = (x[:, None, :] for x in (operands.q_segment_ids, operands.kv_segment_ids))
+        built.operand("q_ids", q_ids, pl.BlockSpec((1, 1, tiling.block_q), q_ids_index))
+        built.operand("k_ids", k_ids, pl.BlockSpec((1, 1, tiling.block_kv), kv_ids_index))
+        built.operand("k_ids_hbm", k_ids, whole)
+    if operands.cos is not None and operands.sin is not None:
+
+        def table_index(b: Any, _h: Any, n: Any, steps: Any) -> tuple[Any, ...]:  # noqa: ANN401
+            return (b if operands.cos.shape[0] > 1 else 0), unpack_field(steps[n], "i"), 0  # type: ignore[union-attr]
+
+        table = pl.BlockSpec((1, tiling.block_q, q.shape[3]), table_index)
+        built.operand("cos", operands.cos, table)
+        built.operand("sin", operands.sin, table)
+
+
+def _results(built: _Call, shape: tuple[int, int, int, int], dtype: Any, spec: CallSpec) -> None:  # noqa: ANN401
+    batch, heads, q_len, v_dim = shape
+    block_q = spec.tiling.block_q
+
+    def out_index(b: Any, h: Any, n: Any, steps: Any) -> tuple[Any, ...]:  # noqa: ANN401
+        return b, h, unpack_field(steps[n], "i"), 0
+
+    def row_index(b: Any, h: Any, n: Any, steps: Any) -> tuple[Any, ...]:  # noqa: ANN401
+        return b, h, 0, unpack_field(steps[n], "i")
+
+    row = pl.BlockSpec((1, 1, 1, block_q), row_index)
+    built.result("out", shape, dtype, pl.BlockSpec((1, 1, block_q, v_dim), out_index))
+    if spec.return_lse:
+        built.result("lse", (batch, heads, 1, q_len), jnp.float32, row)
+    if spec.return_max_logit:
+        built.result("max_logit", (batch, heads, 1, q_len), jnp.float32, row)
+    if spec.return_diagnostics:
+        blocks = spec.schedule.q_blocks
+        smem = pl.BlockSpec((1, 1, 1, blocks), lambda b, h, _n, _steps: (b, h, 0, 0), memory_space=pltpu.SMEM)
+        built.result("replays", (batch, heads, 1, blocks), jnp.int32, smem)
+        built.result("anchor_out", (batch, heads, 1, q_len), jnp.float32, row)
+        built.result("l_out", (batch, heads, 1, q_len), jnp.float32, row)
+
+
+def _scratch(built: _Call, head_dim: int, v_dim: int, operands: Operands, spec: CallSpec) -> None:
+    tiling = spec.tiling
+    state = pltpu.VMEM((tile.SUBLANES, tiling.block_q), jnp.float32)
+    built.scratch_ref("acc", pltpu.VMEM((v_dim, tiling.block_q), jnp.float32))
+    built.scratch_ref("sums", state)
+    built.scratch_ref("anchor", state)
+    if spec.segments:
+        built.scratch_ref("seen", state)
+    if spec.return_max_logit:
+        built.scratch_ref("maxima", state)
+    built.scratch_ref("marks", pltpu.VMEM((v_dim, tiling.block_q), jnp.int32))
+    if spec.rotary is not None:
+        built.scratch_ref("q_rotated", pltpu.VMEM((tiling.block_q, head_dim), operands.q.dtype))
+    built.scratch_ref("k_stage", pltpu.VMEM((tiling.replay_keys, head_dim), operands.k.dtype))
+    built.scratch_ref("v_stage", pltpu.VMEM((tiling.replay_keys, v_dim), operands.v.dtype))
+    if spec.segments:
+        built.scratch_ref("k_ids_stage", pltpu.VMEM((1, tiling.replay_keys), jnp.int32))
+    built.scratch_ref("control", pltpu.SMEM((2,), jnp.int32))
+    built.scratch_ref("sems", pltpu.SemaphoreType.DMA((3,)))
+
+
+def _unpack(built: _Call, results: Sequence[Array]) -> RawOutputs:
+    first = 1 + len(built.arrays)
+    found = dict(zip(built.names[first : first + len(results)], results, strict=True))
+    rows = {name: array if name == "out" else array[:, :, 0] for name, array in found.items()}
+    return RawOutputs(
+        rows["out"],
+        rows.get("lse"),
+        rows.get("max_logit"),
+        rows.get("replays"),
+        rows.get("anchor_out"),
+        rows.get("l_out"),
+    )

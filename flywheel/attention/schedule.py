@@ -1,17 +1,27 @@
 """Which tile when: the geometry of the (query block, key block) grid, in plain integers.
 
-Row r of query block i sees column c of key block j iff c <= r + delta(i, j) (causal) and c < keys(j).  Both are known
-when the kernel is traced, up to the grid indices; the few distinct pairs that occur at the edge of the visible region
-(`BlockKind`) each become one fully unrolled body, in which fragments and rows without a visible key are not emitted.
+In positions of the sequence, row r sees key c iff r + lower <= c <= r + upper and c < kv_len (`Band`); causal masks and
+windows are bands.  Per query block the kernel visits the key blocks of which it sees something, one grid step each; the
+list of these steps is known when the kernel is traced (`Schedule.steps`) and reaches it as scalars.  The few distinct
+ways in which a query block sees a key block (`BlockKind`) each become one fully unrolled body, in which only visible
+fragments and queries are emitted.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
+from typing import NamedTuple
 
-# A BF16 register tile holds 16 rows; row slices start on its grid.
+LANE_GRID = 128
+"""Queries lie on lanes: slices of them start on this grid."""
+
 ROW_GRID = 16
+"""Keys lie on sublanes, and a BF16 register tile holds 16 of them."""
+
+EDGE_FRAGMENT = 256
+"""Keys per softmax step where a mask cuts the block: the matrix unit's width, so that little of it works in vain."""
 
 
 def cdiv(a: int, b: int) -> int:
@@ -19,51 +29,112 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-@dataclasses.dataclass(frozen=True, order=True)
-class BlockKind:
-    """How much of a key block the rows of a query block see.
+def round_up(n: int, multiple: int) -> int:
+    """The smallest multiple that is at least n."""
+    return cdiv(n, multiple) * multiple
+
+
+class Band(NamedTuple):
+    """Row r sees column c iff r + lower <= c <= r + upper; None is unbounded."""
+
+    lower: int | None
+    upper: int | None
+
+    def sees(self, row: int, column: int) -> bool:
+        """Whether the row sees the column."""
+        return (self.lower is None or column >= row + self.lower) and (self.upper is None or column <= row + self.upper)
+
+    def moved(self, by: int) -> Band:
+        """The same band when the columns are counted from -by on."""
+        lower, upper = (None if bound is None else bound + by for bound in self)
+        return Band(lower, upper)
+
+
+class BlockKind(NamedTuple):
+    """How much of a key block the rows of a query block see, in coordinates of the two blocks.
 
     Attributes:
-        delta: row r sees column c iff c <= r + delta; None: every row sees every key.
+        band: bounds that hide nothing inside the block are None.
         keys: how many of the block's columns are keys; the others lie beyond kv_len and hold garbage.
     """
 
-    delta: int | None
+    band: Band
     keys: int
 
     def sees(self, row: int, column: int) -> bool:
         """Whether the row of the query block sees the column of the key block."""
-        return column < self.keys and (self.delta is None or column <= row + self.delta)
+        return column < self.keys and self.band.sees(row, column)
 
 
-@dataclasses.dataclass(frozen=True)
-class FragmentRows:
-    """The rows of a query block that one fragment of keys concerns.
+class Body(NamedTuple):
+    """One unrolled body of the kernel.
 
     Attributes:
-        first: no row before it sees a key of the fragment (on ROW_GRID).
-        clear: every row from it on sees every key of the fragment; rows first .. clear-1 need the mask (on ROW_GRID).
+        kind: what it computes.
+        last: whether it also finishes the query block.
     """
 
+    kind: BlockKind
+    last: bool
+
+
+class Step(NamedTuple):
+    """One grid step of a head.
+
+    Attributes:
+        i: query block.
+        j: key block.
+        body: index into `Schedule.bodies`.
+        first: whether the query block begins here.
+        last: whether it ends here.
+    """
+
+    i: int
+    j: int
+    body: int
+    first: bool
+    last: bool
+
+
+class Fragment(NamedTuple):
+    """Some keys of a block, and the queries that they concern; all in coordinates of the blocks.
+
+    Attributes:
+        start: first key.
+        size: keys.
+        first: the first query that sees one of them, rounded down to LANE_GRID.
+        stop: one past the last, rounded up.
+        clear_first: from here to clear_stop every query sees every key; the others need a mask.
+        clear_stop: one past the last such query, at least clear_first.
+    """
+
+    start: int
+    size: int
     first: int
-    clear: int
+    stop: int
+    clear_first: int
+    clear_stop: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """The grid of one attention call; all lengths in tokens."""
+    """The grid of one head; all lengths in tokens.
+
+    Attributes:
+        q_len: queries.
+        kv_len: keys.
+        band: what row r of the call sees of the sequence of keys.
+        block_q: queries per block.
+        block_kv: keys per block.
+        fragment: keys per softmax step in a block that no mask cuts.
+    """
 
     q_len: int
     kv_len: int
-    causal: bool
+    band: Band
     block_q: int
     block_kv: int
     fragment: int
-
-    @property
-    def offset(self) -> int:
-        """Bottom-right alignment: row i of the call sees keys 0 .. i + offset."""
-        return self.kv_len - self.q_len
 
     @property
     def q_blocks(self) -> int:
@@ -82,65 +153,113 @@ class Schedule:
 
     @property
     def has_empty_rows(self) -> bool:
-        """Whether some rows see no key at all."""
-        return self.causal and self.offset < 0
+        """Whether some rows of the call see no key at all."""
+        lower, upper = self.band
+        above = upper is not None and upper < 0
+        below = lower is not None and self.q_len - 1 + lower > self.kv_len - 1
+        return above or below
 
-    def delta(self, i: int, j: int) -> int:
-        """Row r of query block i sees column c of key block j iff c <= r + delta (causal calls; i, j may be traced)."""
-        return i * self.block_q + self.offset - j * self.block_kv
+    @property
+    def sees_key_0(self) -> bool:
+        """Whether every row that sees a key sees the first one."""
+        return self.band.lower is None or self.q_len - 1 + self.band.lower <= 0
 
-    def last_block(self, i: int) -> int:
-        """The last key block that query block i visits; 0 also for a block whose rows are all empty."""
-        if not self.causal:
-            return self.kv_blocks - 1
-        last_row = min((i + 1) * self.block_q, self.q_len) - 1
-        return max(last_row + self.offset, 0) // self.block_kv
+    @property
+    def single(self) -> bool:
+        """Whether every query block visits one key block, whose first fragment concerns all of its queries."""
+        if len(self.steps) > self.q_blocks:
+            return False
+        firsts = [self.fragments(body.kind)[:1] for body in self.bodies]
+        return all(first and (first[0].first, first[0].stop) == (0, self.block_q) for first in firsts)
 
     def kind(self, i: int, j: int) -> BlockKind | None:
         """What query block i sees of key block j; None: nothing."""
         keys = min(self.block_kv, self.kv_len - j * self.block_kv)
-        if not self.causal:
-            return BlockKind(None, keys)
-        delta = self.delta(i, j)
-        if delta >= self.block_kv - 1 and keys == self.block_kv:
-            return BlockKind(None, keys)
-        return BlockKind(delta, keys) if delta + self.block_q > 0 else None
+        lower, upper = self.band.moved(i * self.block_q - j * self.block_kv)
+        if (upper is not None and upper + self.block_q - 1 < 0) or (lower is not None and lower > keys - 1):
+            return None
+        if upper is not None and upper >= keys - 1:
+            upper = None
+        if lower is not None and lower + self.block_q - 1 <= 0:
+            lower = None
+        return BlockKind(Band(lower, upper), keys)
+
+    def visited(self, i: int) -> tuple[int, ...]:
+        """The key blocks of which query block i sees something, ascending and consecutive; block 0 if there is none."""
+        lower, upper = self.band.moved(i * self.block_q)
+        end = self.kv_len - 1 if upper is None else min(upper + self.block_q - 1, self.kv_len - 1)
+        begin = 0 if lower is None else max(lower, 0)
+        if end < begin:
+            return (0,)
+        return tuple(range(begin // self.block_kv, end // self.block_kv + 1))
 
     @functools.cached_property
-    def edge_kinds(self) -> tuple[BlockKind, ...]:
-        """The distinct kinds that need a mask, each of which the kernel unrolls as a body of its own."""
-        full = BlockKind(None, self.block_kv)
-        found: set[BlockKind] = set()
+    def steps(self) -> tuple[Step, ...]:
+        """Every grid step of a head, query block by query block."""
+        numbers = {body: n for n, body in enumerate(self.bodies)}
+        return tuple(
+            Step(i, j, numbers[self._body(i, j, last=j == visited[-1])], first=j == visited[0], last=j == visited[-1])
+            for i in range(self.q_blocks)
+            for visited in (self.visited(i),)
+            for j in visited
+        )
+
+    @functools.cached_property
+    def bodies(self) -> tuple[Body, ...]:
+        """The distinct bodies of all steps."""
+        found: dict[Body, None] = {}
         for i in range(self.q_blocks):
-            last = self.last_block(i)
-            # Blocks before the first edge are all full, since visibility is a prefix of the keys.
-            for j in range(last, -1, -1):
-                kind = self.kind(i, j)
-                if kind == full:
-                    break
-                if kind is not None:
-                    found.add(kind)
-        return tuple(sorted(found, key=lambda kind: (kind.delta is None, kind.delta or 0, kind.keys)))
+            visited = self.visited(i)
+            for j in visited:
+                found[self._body(i, j, last=j == visited[-1])] = None
+        return tuple(found)
 
-    @property
-    def has_full_blocks(self) -> bool:
-        """Whether any visited block is seen whole by every row."""
-        last_i = self.q_blocks - 1
-        return self.kind(last_i, 0) == BlockKind(None, self.block_kv)
+    def _body(self, i: int, j: int, *, last: bool) -> Body:
+        return Body(self.kind(i, j) or _NOTHING, last)
 
-    def fragments(self, kind: BlockKind) -> tuple[tuple[int, FragmentRows], ...]:
-        """The fragments of a block of this kind that some row sees, each with the rows that it concerns."""
-        seen: list[tuple[int, FragmentRows]] = []
-        for n in range(cdiv(kind.keys, self.fragment)):
-            rows = self._fragment_rows(kind, n)
-            if rows.first < self.block_q:
-                seen.append((n, rows))
-        return tuple(seen)
+    def fragments(self, kind: BlockKind) -> tuple[Fragment, ...]:
+        """The fragments of a block of this kind that some row sees."""
+        cut = kind.band != Band(None, None)
+        size = min(self.fragment, EDGE_FRAGMENT) if cut else self.fragment
+        found = []
+        for start in range(0, kind.keys, size):
+            # The last keys of a ragged sequence, rounded up to whole register tiles.
+            rows = min(size, round_up(kind.keys - start, ROW_GRID))
+            fragment = self._fragment(kind, start, rows)
+            if fragment.first < fragment.stop:
+                found.append(fragment)
+        return tuple(found)
 
-    def _fragment_rows(self, kind: BlockKind, n: int) -> FragmentRows:
-        start, stop = n * self.fragment, (n + 1) * self.fragment
-        first = 0 if kind.delta is None else max(start - kind.delta, 0) // ROW_GRID * ROW_GRID
-        if stop > kind.keys:
-            return FragmentRows(first, self.block_q)
-        clear = 0 if kind.delta is None else max(stop - 1 - kind.delta, 0)
-        return FragmentRows(first, min(max(cdiv(clear, ROW_GRID) * ROW_GRID, first), self.block_q))
+    def _fragment(self, kind: BlockKind, start: int, size: int) -> Fragment:
+        lower, upper = kind.band
+        end, block = start + size - 1, self.block_q
+        first = 0 if upper is None else start - upper
+        stop = block if lower is None else min(end, kind.keys - 1) - lower + 1
+        first, stop = _down(max(first, 0)), _up(min(max(stop, 0), block))
+        clear_first = first if upper is None else _up(max(end - upper, 0))
+        clear_stop = stop if lower is None else _down(max(start - lower + 1, 0))
+        if start + size > kind.keys:
+            clear_stop = clear_first  # garbage among the keys: every query needs the mask
+        clear_first = min(max(clear_first, first), stop)
+        return Fragment(start, size, first, stop, clear_first, min(max(clear_stop, clear_first), stop))
+
+    def finished(self, kind: BlockKind) -> tuple[tuple[int, int], ...]:
+        """For each fragment of a last block, the queries [first, stop) that are done once it has been added.
+
+        Both ends of the fragments' ranges of queries ascend, so that a query is done with the last fragment that begins
+        at or before it.  The first fragment also takes the queries that see nothing.
+        """
+        fragments = self.fragments(kind)
+        begins = [0, *(fragment.first for fragment in fragments[1:]), self.block_q]
+        return tuple(itertools.pairwise(begins)) if fragments else ((0, self.block_q),)
+
+
+_NOTHING = BlockKind(Band(None, None), 0)
+
+
+def _down(n: int) -> int:
+    return n // LANE_GRID * LANE_GRID
+
+
+def _up(n: int) -> int:
+    return round_up(n, LANE_GRID)

@@ -1,12 +1,16 @@
 """The maths of one tile: pure functions of arrays, without refs, grids or memory spaces.
 
-Shapes: R rows of queries, F keys of one fragment, D = head_dim, L = 128 lanes.  Scores are in log2 units; a row's
-denominator is kept as L partial sums, one per lane, because adding lanes costs a pass through the cross-lane unit.
-The bound that these steps obey together is derived in docs/attention-contract.md of the source tree.
+Shapes: F keys of one fragment on sublanes, C queries on lanes, D = head_dim, E = v_dim, S = 8 sublanes.  In this
+orientation the scores are K Q^T and the output is V^T P^T: what belongs to a query (anchor, denominator, maximum) is a
+row vector, so that no step of the softmax crosses lanes, and a head of 128 fills the matrix unit in one of the two
+products instead of neither.  Scores are in log2 units; a query's denominator is kept as S partial sums, one per
+sublane. The bound that these steps obey together is derived in docs/attention-contract.md of the source tree.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
@@ -18,157 +22,199 @@ if TYPE_CHECKING:
     from jax import Array
     from jaxtyping import BFloat16, Bool, Float32, Int32
 
-LN2 = 0.6931471805599453
+SUBLANES = 8
+LN2 = math.log(2.0)
+LOG2_E = math.log2(math.e)
 _FP32_EXPONENT_BIAS = 127
 _FP32_MANTISSA_BITS = 23
 
+UNSET = -FP32_MAX
+"""Anchor of a query that has seen no key yet, and score of a key that a query does not see."""
 
-def scores(q: BFloat16[Array, "R D"], k: BFloat16[Array, "F D"], log2_scale: float) -> Float32[Array, "R F"]:
-    """Scores in log2 units.
 
-    BF16 products are exact in FP32.  The scale is applied to the FP32 sum: folding it into q in BF16 would put an error
-    of 2**-9 |s| into every score.
+@dataclasses.dataclass(frozen=True)
+class ScoreRule:
+    """How a dot product becomes a score in log2 units.
+
+    Attributes:
+        scale: factor of the logits, nats.
+        softcap: bound of the logits in nats, or None.
     """
-    dot = lax.dot_general(q, k, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
-    return dot * jnp.float32(log2_scale)
+
+    scale: float
+    softcap: float | None = None
+
+    def __call__(self, dot: Float32[Array, "F C"]) -> Float32[Array, "F C"]:
+        """Scores.  The scale is applied to the FP32 sum: in BF16 it would put an error of 2**-9 |s| into each."""
+        if self.softcap is None:
+            return dot * jnp.float32(self.scale * LOG2_E)
+        return jnp.tanh(dot * jnp.float32(self.scale / self.softcap)) * jnp.float32(self.softcap * LOG2_E)
 
 
-def choose_anchor(s: Float32[Array, "R F"], visible: Bool[Array, "R F"] | None) -> Float32[Array, "R 1"]:
+def dot_products(k: BFloat16[Array, "F D"], q: BFloat16[Array, "C D"]) -> Float32[Array, "F C"]:
+    """K Q^T: BF16 products are exact in FP32."""
+    return lax.dot_general(k, q, (((1,), (1,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def weighted_values(v: BFloat16[Array, "F E"], p: BFloat16[Array, "F C"]) -> Float32[Array, "E C"]:
+    """V^T P^T with exact products and FP32 sums."""
+    return lax.dot_general(v, p, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def hide(s: Float32[Array, "F C"], visible: Bool[Array, "F C"] | None) -> Float32[Array, "F C"]:
+    """Scores with UNSET for keys that a query does not see."""
+    return s if visible is None else jnp.where(visible, s, UNSET)
+
+
+def choose_anchor(s: Float32[Array, "F C"], visible: Bool[Array, "F C"] | None) -> Float32[Array, "1 C"]:
     """The static anchor, bias included: the ceiling of the largest visible score, plus BIAS.
 
-    A row without a visible key gets about -FP32_MAX, which nothing reads.
+    A query without a visible key gets about UNSET, which nothing reads.
     """
-    if visible is not None:
-        s = jnp.where(visible, s, -FP32_MAX)
-    return jnp.ceil(jnp.max(s, axis=1, keepdims=True)) + BIAS
+    return jnp.ceil(jnp.max(hide(s, visible), axis=0, keepdims=True)) + BIAS
 
 
-def fast_step(
-    s: Float32[Array, "R F"], anchor: Float32[Array, "R L"], visible: Bool[Array, "M F"] | None
-) -> tuple[BFloat16[Array, "R F"], Float32[Array, "R L"]]:
-    """Weights against a fixed anchor, and what they add to each lane's partial sum.
+def adopt_anchor(
+    anchor: Float32[Array, "S C"], s: Float32[Array, "F C"], visible: Bool[Array, "F C"] | None
+) -> Float32[Array, "S C"]:
+    """Anchors after these keys: queries that had none take one from the first keys that they see."""
+    largest = jnp.max(hide(s, visible), axis=0, keepdims=True)
+    # NaN is adopted too: it makes the query's sums NaN, which the check refuses.
+    some = jnp.logical_not(largest <= UNSET)
+    return jnp.where((anchor == UNSET) & some, jnp.ceil(largest) + BIAS, anchor)
 
-    `visible` concerns the first M rows; the others see every key.  P is masked after exp2: a masked score may be NaN
-    (it came from memory beyond the last key) and must not be multiplied away but replaced.
+
+def weights(
+    s: Float32[Array, "F C"], anchor: Float32[Array, "S C"], visible: Bool[Array, "F C"] | None
+) -> Float32[Array, "F C"]:
+    """Weights against a fixed anchor.
+
+    They are masked after exp2: a hidden score may be NaN (it came from memory beyond the last key) and must not be
+    multiplied away but replaced.
     """
-    weights: list[Array] = []
-    lane_sums = None
-    for start in range(0, s.shape[1], LANES):
-        lanes = slice(start, start + LANES)
-        p = jnp.exp2(s[:, lanes] - anchor)
-        if visible is not None:
-            masked = visible.shape[0]
-            head = jnp.where(visible[:, lanes], p[:masked], 0.0)
-            p = head if masked == s.shape[0] else jnp.concatenate([head, p[masked:]], axis=0)
-        lane_sums = p if lane_sums is None else lane_sums + p
-        weights.append(p.astype(jnp.bfloat16))
-    assert lane_sums is not None  # noqa: S101  a fragment has at least one lane group (tiling.py)
-    return jnp.concatenate(weights, axis=1), lane_sums
+    p = jnp.exp2(_by_tiles(s) - anchor[None]).reshape(s.shape)
+    return p if visible is None else jnp.where(visible, p, 0.0)
 
 
-def weighted_values(p: BFloat16[Array, "R F"], v: BFloat16[Array, "F D"]) -> Float32[Array, "R D"]:
-    """P V with exact products and FP32 sums."""
-    return jnp.dot(p, v, preferred_element_type=jnp.float32)
+def partial_sums(p: Float32[Array, "F C"]) -> Float32[Array, "S C"]:
+    """What a fragment's weights add to each partial sum."""
+    return jnp.sum(_by_tiles(p), axis=0)
 
 
-def sums_exceed(lane_sums: Float32[Array, "R L"], counted: Bool[Array, "R L"] | None) -> Bool[Array, ""]:
-    """The check: True unless every counted partial sum is at most LANE_LIMIT.
+def partial_maxima(s: Float32[Array, "F C"]) -> Float32[Array, "S C"]:
+    """The largest score of each sublane."""
+    return jnp.max(_by_tiles(s), axis=0)
 
-    Written as `not (l <= limit)`, so that NaN fails it; the maximum is taken over the outcomes, since a maximum over
-    the sums themselves may lose a NaN.
+
+def largest_or_nan(x: Float32[Array, "*shape"], axis: int) -> Float32[Array, "*reduced"]:
+    """The maximum along an axis, NaN if there is one: a maximum alone may lose it, on a TPU and in XLA."""
+    nan = jnp.max(jnp.where(x != x, 1.0, 0.0), axis=axis, keepdims=True) > 0.0  # noqa: PLR0124  true exactly for NaN
+    return jnp.where(nan, jnp.nan, jnp.max(x, axis=axis, keepdims=True))
+
+
+def _by_tiles(x: Float32[Array, "F C"]) -> Float32[Array, "F/S S C"]:
+    return x.reshape(x.shape[0] // SUBLANES, SUBLANES, x.shape[1])
+
+
+def exceeds_limit(sums: Float32[Array, "S C"]) -> Float32[Array, "S C"]:
+    """The check: 1 unless the partial sum is at most LANE_LIMIT; written so that NaN fails it."""
+    return jnp.where(sums <= LANE_LIMIT, 0.0, 1.0)
+
+
+def denominator_unsound(l: Float32[Array, "1 C"]) -> Float32[Array, "1 C"]:  # noqa: E741  the field's name
+    """1 unless the denominator is one that the bound covers.
+
+    Below the floor the anchor was no score of the row's own; above the limit, which a last block or a sink may pass,
+    the division would not be a normal number.
     """
-    bad = jnp.where(lane_sums <= LANE_LIMIT, 0.0, 1.0)
-    if counted is not None:
-        bad = jnp.where(counted, bad, 0.0)
-    return jnp.max(bad) > 0.0
+    return jnp.where((l >= SUM_FLOOR) & (l <= LANES * LANE_LIMIT), 0.0, 1.0)
 
 
-def denominator(lane_sums: Float32[Array, "R L"]) -> Float32[Array, "R 1"]:
-    """A row's denominator from its partial sums."""
-    return jnp.sum(lane_sums, axis=1, keepdims=True)
-
-
-def result_unsound(
-    l: Float32[Array, "R 1"],  # noqa: E741  the field's name of the denominator
-    o: Float32[Array, "R D"],
-    counted: Bool[Array, "R 1"] | None,
-) -> Bool[Array, ""]:
-    """The final check of a query block: True unless every counted row has l above the floor and a finite o.
+def overflow_marks(o: Float32[Array, "E C"]) -> Float32[Array, "1 C"]:
+    """0 for a query whose o is finite in every lane, 1 otherwise.
 
     The check of the sums bounds l only.  o overflows when a large |v| meets a large weight; once it is not finite it
-    stays so, which is why looking at it once is enough.  l below the floor: the anchor was no score of this row.
+    stays so, which is why looking at it once is enough.  o - o is 0 for a finite o and NaN else, and sums keep a NaN
+    where maxima may lose it.
     """
-    low = jnp.where(l >= SUM_FLOOR, 0.0, 1.0)
-    overflowed = jnp.where(jnp.abs(o) <= FP32_MAX, 0.0, 1.0)
-    if counted is not None:
-        low = jnp.where(counted, low, 0.0)
-        overflowed = overflowed * jnp.where(counted, 1.0, 0.0)
-    # One maximum over the block each: a maximum per row would cost a pass through the cross-lane unit.
-    return jnp.maximum(jnp.max(low), jnp.max(overflowed)) > 0.0
+    kept = jnp.sum(_by_tiles(o - o), axis=0)
+    return jnp.where(jnp.sum(kept, axis=0, keepdims=True) == 0.0, 0.0, 1.0)
+
+
+def denominator(sums: Float32[Array, "S C"]) -> Float32[Array, "1 C"]:
+    """A query's denominator from its partial sums."""
+    return jnp.sum(sums, axis=0, keepdims=True)
+
+
+def sink_weight(sink: Float32[Array, ""], shift: Float32[Array, "1 C"], *, late_bias: bool) -> Float32[Array, "1 C"]:
+    """What a sink (a logit in nats) adds to a denominator of weights exp2(s - shift)."""
+    exponent = sink * LOG2_E - shift
+    return jnp.exp2(exponent - BIAS if late_bias else exponent)
 
 
 def normalise(
-    o: Float32[Array, "R D"],
-    l: Float32[Array, "R 1"],  # noqa: E741
-) -> Float32[Array, "R D"]:
-    """o / l, finite results limited to the largest BF16 (see HALF_BF16_MAX); NaN stays NaN."""
-    half = o * (0.5 / l)
-    half = jnp.where(half > HALF_BF16_MAX, HALF_BF16_MAX, half)
-    half = jnp.where(half < -HALF_BF16_MAX, -HALF_BF16_MAX, half)
+    o: Float32[Array, "E C"],
+    l: Float32[Array, "1 C"],  # noqa: E741
+) -> Float32[Array, "E C"]:
+    """o / l, finite results limited to the largest BF16 (see HALF_BF16_MAX).
+
+    A NaN may come out as the limit where the device's minimum and maximum lose it: `keep_nan`.
+    """
+    half = jnp.minimum(jnp.maximum(o * (0.5 / l), -HALF_BF16_MAX), HALF_BF16_MAX)
     return half + half
 
 
+def keep_nan(out: Float32[Array, "E C"], o: Float32[Array, "E C"]) -> Float32[Array, "E C"]:
+    """NaN where o is."""
+    return jnp.where(o != o, jnp.nan, out)  # noqa: PLR0124  true exactly for NaN
+
+
 def log_sum_exp(
-    anchor: Float32[Array, "R 1"],
-    l: Float32[Array, "R 1"],  # noqa: E741
-) -> Float32[Array, "R 1"]:
-    """The row's LSE in nats from its anchor (log2 units, bias included) and denominator.
+    shift: Float32[Array, "1 C"],
+    l: Float32[Array, "1 C"],  # noqa: E741
+) -> Float32[Array, "1 C"]:
+    """LSE in nats from the shift of the exponents (log2 units, bias included) and the denominator.
 
     A denominator of 0 in a row that sees keys means that all its scores are -inf: NaN.
     """
-    return jnp.where(l > 0.0, anchor * LN2 + jnp.log(l), jnp.nan)
+    return jnp.where(l > 0.0, shift * LN2 + jnp.log(l), jnp.nan)
 
 
-def power_of_two(n: Float32[Array, "R 1"]) -> Float32[Array, "R 1"]:
+def power_of_two(n: Float32[Array, "1 C"]) -> Float32[Array, "1 C"]:
     """2**n for integer-valued n <= 0, exactly, from the exponent field; 0 below the normal range."""
     field = jnp.maximum(n, -float(_FP32_EXPONENT_BIAS)).astype(jnp.int32) + _FP32_EXPONENT_BIAS
     return lax.bitcast_convert_type(field << _FP32_MANTISSA_BITS, jnp.float32)
 
 
-def replay_weights(
-    s: Float32[Array, "R F"], visible: Bool[Array, "R F"], running_max: Float32[Array, "R 1"]
-) -> tuple[Float32[Array, "R F"], Float32[Array, "R 1"], Float32[Array, "R 1"]]:
-    """One step of the rescaling softmax: weights, the new running maximum, and the factor of what was summed before.
+def online_weights(
+    s: Float32[Array, "F C"], shift: Float32[Array, "1 C"], visible: Bool[Array, "F C"] | None, *, late_bias: bool
+) -> tuple[Float32[Array, "F C"], Float32[Array, "1 C"], Float32[Array, "1 C"]]:
+    """One step of the rescaling softmax: weights, the new shift, and the factor of what was summed before.
 
-    The running maximum is an integer (the ceiling of a score), so that the factor is a power of two: rescaling is exact
-    and a replayed row obeys the same bound as a fast one.  BIAS is subtracted last: added to a huge maximum it would be
-    rounded away, and with it the room for any finite value.
+    The shift is the running maximum, rounded up to an integer so that the factor is a power of two: rescaling is exact
+    and the result obeys the same bound as one against a static anchor.  BIAS is part of the shift; with `late_bias` it
+    is subtracted afterwards instead, at the price of an operation per score: added to a huge maximum it is rounded
+    away, and with it the room for any finite value.
     """
-    s = jnp.where(visible, s, -FP32_MAX)
-    new_max = jnp.maximum(running_max, jnp.ceil(jnp.max(s, axis=1, keepdims=True)))
-    factor = power_of_two(running_max - new_max)
-    p = jnp.where(visible, jnp.exp2((s - new_max) - BIAS), 0.0)
-    return p, new_max, factor
+    s = hide(s, visible)
+    largest = jnp.ceil(jnp.max(s, axis=0, keepdims=True))
+    new_shift = jnp.maximum(shift, largest if late_bias else largest + BIAS)
+    factor = power_of_two(shift - new_shift)
+    exponent = s - new_shift
+    p = jnp.exp2(exponent - BIAS if late_bias else exponent)
+    return (p if visible is None else jnp.where(visible, p, 0.0)), new_shift, factor
 
 
-def add_lanes(p: Float32[Array, "R F"]) -> Float32[Array, "R L"]:
-    """What a fragment's weights add to each lane's partial sum."""
-    groups = [p[:, start : start + LANES] for start in range(0, p.shape[1], LANES)]
-    total = groups[0]
-    for group in groups[1:]:
-        total = total + group
-    return total
-
-
-def finite_values(v: BFloat16[Array, "F D"], is_key: Bool[Array, "F D"]) -> BFloat16[Array, "F D"]:
+def finite_values(v: BFloat16[Array, "F E"], is_key: Bool[Array, "F E"] | None) -> BFloat16[Array, "F E"]:
     """V with zeros for what is not finite or no key: 0 * inf would be NaN in rows that never see it."""
     wide = v.astype(jnp.float32)
-    return jnp.where(is_key & (jnp.abs(wide) <= FP32_MAX), wide, 0.0).astype(jnp.bfloat16)
+    keep = jnp.abs(wide) <= FP32_MAX
+    return jnp.where(keep if is_key is None else keep & is_key, wide, 0.0).astype(jnp.bfloat16)
 
 
 def nonfinite_marks(
-    s: Float32[Array, "R F"], visible: Bool[Array, "R F"], v: BFloat16[Array, "F D"], is_key: Bool[Array, "F D"]
-) -> Int32[Array, "R D"]:
+    s: Float32[Array, "F C"], visible: Bool[Array, "F C"], v: BFloat16[Array, "F E"], is_key: Bool[Array, "F E"]
+) -> Int32[Array, "E C"]:
     """Which results a non-finite value reaches: 1 for +inf, 2 for -inf, 3 for both (NaN counts as both).
 
     A value reaches every row that sees its key with a score above -inf, however small the weight: an exact weight is
@@ -179,11 +225,11 @@ def nonfinite_marks(
     marks = []
     for bound in (wide < jnp.inf, wide > -jnp.inf):
         offending = jnp.where(is_key & jnp.logical_not(bound), 1.0, 0.0).astype(jnp.bfloat16)
-        marks.append(weighted_values(seen, offending) > 0.0)
+        marks.append(weighted_values(offending, seen) > 0.0)
     return jnp.where(marks[0], 1, 0) + jnp.where(marks[1], 2, 0)
 
 
-def restore_nonfinite(out: Float32[Array, "R D"], marks: Int32[Array, "R D"]) -> Float32[Array, "R D"]:
+def restore_nonfinite(out: Float32[Array, "E C"], marks: Int32[Array, "E C"]) -> Float32[Array, "E C"]:
     """Put back the infinities and NaN of `nonfinite_marks`; a row that is NaN already (by its scores) stays NaN."""
     special = jnp.where(marks == 1, jnp.inf, jnp.where(marks == 2, -jnp.inf, jnp.nan))
     return jnp.where((marks == 0) | (out != out), out, special)  # noqa: PLR0124  true exactly for NaN

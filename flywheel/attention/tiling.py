@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from flywheel.attention.budget import LANES
-from flywheel.attention.schedule import cdiv
+from flywheel.attention.schedule import EDGE_FRAGMENT, round_up
 
-VMEM_BUDGET = 64 * 2**20
-"""Bytes: half of a v6e's 128 MiB, the VMEM of the smallest supported core (v7x) being 64 MiB."""
+VMEM_LIMIT = 56 * 2**20
+"""Bytes that a call may take: the smallest supported core (v7x) has 64 MiB, of which the compiler needs some itself."""
+
+WHOLE = 1 << 30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -17,9 +19,8 @@ class AttentionConfig:
 
     Attributes:
         block_q: queries per block, a multiple of 128.
-        block_kv: keys per block, a multiple of `fragment`; with more than one query block it must equal block_q or hold
-            all keys, so that few kinds of partly visible blocks occur.
-        fragment: keys per softmax step inside a block, a multiple of 128.
+        block_kv: keys per block, a multiple of 128 (of `fragment`, where that is larger).
+        fragment: keys per softmax step inside a block that no mask cuts, a multiple of 128.
     """
 
     block_q: int | None = None
@@ -29,66 +30,78 @@ class AttentionConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Tiling:
-    """Resolved block sizes, in tokens."""
+    """Resolved sizes, in tokens.
+
+    Attributes:
+        block_q: queries per block.
+        block_kv: keys per block.
+        fragment: keys per softmax step.
+        width: most queries per product; WHOLE: all that the fragment concerns.
+        replay_keys: keys that a replay treats at once.
+        replay_queries: queries that a replay treats at once.
+    """
 
     block_q: int
     block_kv: int
     fragment: int
-
-    @property
-    def replay_rows(self) -> int:
-        """Rows that a replay treats at once: few enough that a fragment's scores stay in registers and spill little."""
-        return min(self.block_q, 2 * LANES) if self.block_q % (2 * LANES) == 0 else LANES
+    width: int
+    replay_keys: int
+    replay_queries: int
 
 
-# On v6e a block of 2048 x 2048 runs within 4 % of the best one; larger ones compile much longer.
-DEFAULT_BLOCK = 2048
-DEFAULT_FRAGMENT = 256
+BLOCKS = {False: (4096, 4096), True: (4096, 2048)}
+"""Largest default (block_q, block_kv), by whether head_dim or v_dim exceeds 128.  Long blocks of queries stream through
+every pushed tile of keys, and filling and draining the matrix unit happens once per body; wide heads take half as many
+keys, since larger bodies compile for minutes."""
+
+DEFAULT_FRAGMENT = 512
+REPLAY_TILE = 512
+"""Most keys, and most queries, that a replay treats at once: enough products to hide their latency in a loop."""
+
+ONLINE_WIDTH = 256
+"""Queries per product of the rescaling softmax: few enough that a fragment's scores stay in registers between the
+maximum and the weights."""
 
 
-def round_up(n: int, multiple: int) -> int:
-    """The smallest multiple that is at least n."""
-    return cdiv(n, multiple) * multiple
-
-
-def resolve(config: AttentionConfig, q_len: int, kv_len: int) -> Tiling:
+def resolve(config: AttentionConfig, q_len: int, kv_len: int, *, online: bool = False, wide: bool = False) -> Tiling:
     """Fill in what the configuration leaves open, and refuse what cannot work.
 
+    `online`: for the rescaling softmax; `wide`: head_dim or v_dim exceeds 128.
+
     Raises:
-        ValueError: a size is not on its grid, or block_q and block_kv do not fit together.
+        ValueError: a size is not on its grid.
     """
-    block_q = config.block_q if config.block_q is not None else min(DEFAULT_BLOCK, round_up(q_len, LANES))
-    _on_grid("config.block_q", block_q, LANES)
-    largest_kv = config.block_kv or config.block_q or DEFAULT_BLOCK
-    _on_grid("config.block_kv", largest_kv, LANES)
-    fragment = config.fragment if config.fragment is not None else _default_fragment(largest_kv, kv_len)
-    _on_grid("config.fragment", fragment, LANES)
-    block_kv = config.block_kv if config.block_kv is not None else min(largest_kv, round_up(kv_len, fragment))
-    _on_grid("config.block_kv", block_kv, fragment)
-    if cdiv(q_len, block_q) > 1 and cdiv(kv_len, block_kv) > 1 and block_q != block_kv:
+    most_q, most_kv = BLOCKS[wide]
+    block_q = config.block_q if config.block_q is not None else min(most_q, round_up(q_len, LANES))
+    block_kv = config.block_kv if config.block_kv is not None else min(most_kv, round_up(kv_len, LANES))
+    fragment = config.fragment if config.fragment is not None else EDGE_FRAGMENT if online else DEFAULT_FRAGMENT
+    for name, size in (("block_q", block_q), ("block_kv", block_kv), ("fragment", fragment)):
+        _on_grid(f"config.{name}", size)
+    if config.fragment is not None and config.block_kv is not None and block_kv % fragment:
         message = (
-            f"config.block_kv must equal block_q when there are several query and several key blocks, "
-            f"got block_q = {block_q} and block_kv = {block_kv}"
+            "config.block_kv must be a multiple of config.fragment, "
+            f"got block_kv = {block_kv} and fragment = {fragment}"
         )
         raise ValueError(message)
-    return Tiling(block_q, block_kv, fragment)
+    width = ONLINE_WIDTH if online else WHOLE
+    return Tiling(block_q, block_kv, fragment, width, _divisor(block_kv), _divisor(block_q))
 
 
-def _default_fragment(largest_kv: int, kv_len: int) -> int:
-    """256 keys fill the 256-wide MXU; 128 where so few keys, or so small a pinned block, would waste half of it."""
-    return DEFAULT_FRAGMENT if largest_kv % DEFAULT_FRAGMENT == 0 and kv_len > LANES else LANES
+def _divisor(block: int) -> int:
+    """The largest multiple of LANES that divides a block, up to what a replay treats at once."""
+    return next(size for size in range(REPLAY_TILE, 0, -LANES) if block % size == 0)
 
 
-def _on_grid(name: str, value: int, multiple: int) -> None:
-    if value <= 0 or value % multiple:
-        message = f"{name} must be a positive multiple of {multiple}, got {value}"
+def _on_grid(name: str, value: int) -> None:
+    if value <= 0 or value % LANES:
+        message = f"{name} must be a positive multiple of {LANES}, got {value}"
         raise ValueError(message)
 
 
-def vmem_bytes(tiling: Tiling, head_dim: int) -> int:
+def vmem_bytes(tiling: Tiling, head_dim: int, v_dim: int) -> int:
     """VMEM of one call: double-buffered BF16 blocks, FP32 state, marks, and the replay's staging buffers."""
-    width = max(head_dim, LANES)
-    blocks = 2 * 2 * width * (2 * tiling.block_q + 2 * tiling.block_kv)
-    state = 4 * tiling.block_q * (2 * width + 2 * LANES)
-    staging = 2 * 2 * width * tiling.fragment
+    qk, value = max(head_dim, LANES), max(v_dim, LANES)
+    blocks = 2 * 2 * (tiling.block_q * (qk + value) + tiling.block_kv * (qk + value))
+    state = 4 * tiling.block_q * (2 * v_dim + 4 * 8)
+    staging = 2 * tiling.replay_keys * (qk + value)
     return blocks + state + staging

@@ -7,7 +7,7 @@ bits of any FP32 score against lanes of q that hold 1.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -252,12 +252,64 @@ def unequal_lengths() -> list[AttentionCase]:
     return [AttentionCase(f"causal-{q}x{k}", (1, 2, 1, q, k, 64), seed=q, config=(128, 128, 128)) for q, k in pairs]
 
 
+SEGMENTS = ((0, 100), (1, 28), (0, 72), (2, 100), (3, 100))
+"""Runs of 400 tokens: an id that comes back, boundaries on and off the block, one id that the keys do not have."""
+KEY_SEGMENTS = ((0, 60), (1, 100), (2, 140), (0, 100))
+SINKS = ((4.0).hex(), "-inf")
+
+
+def _featured(
+    name: str,
+    *edits: Edit,
+    shape: tuple[int, int, int, int, int, int] = SHAPE,
+    **more: Any,  # noqa: ANN401  fields of AttentionCase
+) -> AttentionCase:
+    options: dict[str, Any] = {"scale": LOG2_UNITS, "seed": len(name), "exponents": (-1, -2, 0), "config": CONFIG}
+    return AttentionCase(name, shape, edits=(*score_lanes(), *edits), **(options | more))
+
+
+def features() -> list[AttentionCase]:
+    """Windows, soft caps, sinks, segments and other widths, each alone and with jumps where anchors are chosen late."""
+    nonfinite_values = (
+        Edit("v", "set", "nan", start=130, stop=131, lanes=(0, 1)),
+        Edit("v", "set", "inf", start=131, stop=132, lanes=(1, 2)),
+    )
+    long_jump = score(300, 2885.0)
+    segments: dict[str, Any] = {"q_segments": SEGMENTS, "k_segments": KEY_SEGMENTS, "shape": (1, 2, 1, 400, 400, 64)}
+    return [
+        *(_featured(f"window-{left}-{right}", window=(left, right)) for left, right in ((0, 0), (100, 0), (200, None))),
+        _featured("window-both-sides", causal=False, window=(130, 60)),
+        _featured("window-right-only", causal=False, window=(None, 100)),
+        _featured("window-jump", *long_jump, window=(200, None)),
+        _featured("window-values", *nonfinite_values, window=(100, 0)),
+        _featured("window-more-queries", shape=(1, 2, 1, 300, 129, 64), window=(50, None)),
+        _featured("window-no-key-at-all", shape=(1, 1, 1, 384, 128, 64), window=(20, None)),
+        _featured("window-unequal-blocks", window=(200, None), config=(256, 128, 128)),
+        _featured("softcap", softcap=(20.0).hex()),
+        _featured("softcap-saturated", *score(5, 1000.0), *score(300, 2000.0), softcap=(50.0).hex()),
+        _featured("softcap-larger-than-the-limit", *long_jump, softcap=(1000.0).hex()),
+        _featured("sinks", sinks=SINKS),
+        _featured("sink-2000-nats", sinks=((2000.0).hex(), (-2000.0).hex())),
+        _featured("sink-jump", *long_jump, sinks=SINKS),
+        _featured("sink-nan-and-inf", sinks=("nan", "inf")),
+        _featured("sink-without-keys", shape=(1, 2, 1, 384, 128, 64), sinks=SINKS),
+        _featured("segments", **segments),
+        _featured("segments-full", causal=False, **segments),
+        _featured("segments-jump", *score(200, 2885.0), **segments),
+        _featured("segments-minus-inf", Edit("k", "set", "-inf", start=160, stop=162, lanes=(0, 1)), **segments),
+        _featured("segments-window-sinks-softcap", window=(90, 0), sinks=SINKS, softcap=(30.0).hex(), **segments),
+        _featured("values-wider", v_dim=128),
+        _featured("values-narrower", shape=(1, 2, 1, 200, 300, 128), v_dim=64),
+    ]
+
+
 def families() -> dict[str, list[AttentionCase]]:
     """Every named family, in the order in which a report shows them."""
     return {
         "ordinary": lengths((1, 8, 65, 129, 300)) + unequal_lengths() + head_maps(),
         "adversarial": jumps() + large_values() + extreme_logits(),
         "non-finite": nonfinite(),
+        "features": features(),
     }
 
 

@@ -75,11 +75,21 @@ def gamma(n: np.ndarray | float, u: float) -> np.ndarray | float:
     return np.expm1(n * u)
 
 
-def contract_bound(problem: AttentionProblem, device: DeviceModel, *, rows_per_block: int = 256) -> ContractBound:
+def contract_bound(
+    problem: AttentionProblem,
+    device: DeviceModel,
+    *,
+    rows_per_block: int = 256,
+    weight_unit: float = BF16_UNIT_ROUNDOFF,
+    query_error: Float64[np.ndarray, "batch heads q_len head_dim"] | None = None,
+) -> ContractBound:
     """Evaluate the contract on one problem.
 
     Memory is bounded by `rows_per_block` rows of scores; cost grows as attention does (a causal row block looks at its
-    visible keys only).  Rows outside the domain get an infinite bound and inside_domain False.
+    visible keys only).  Rows outside the domain get an infinite bound and inside_domain False.  `weight_unit` is the
+    unit roundoff with which P enters P V: that of BF16, or of an FP32 product where P stays in FP32.  `query_error` is
+    how far the kernel's queries may be from the problem's, where it makes them itself (rotary embedding): a score moves
+    by at most |scale| sum_d error_d |k_d|.
     """
     shape = problem.q.shape[:3]
     found = _Bounds(np.zeros((*shape, problem.v_dim)), np.zeros(shape), np.ones(shape, dtype=bool), np.zeros(shape))
@@ -90,13 +100,15 @@ def contract_bound(problem: AttentionProblem, device: DeviceModel, *, rows_per_b
             for h in range(problem.heads):
                 kv = problem.kv_head(h)
                 k, v = k_all[b, kv, view.keys], v_all[b, kv, view.keys]
-                rule = _Rule.of(problem, h, device)
+                rule = _Rule.of(problem, h, device, weight_unit)
                 for part in _row_blocks(view, rows_per_block):
                     start, stop = view.start[part], view.stop[part]
                     first = int(start.min(initial=len(k)))
                     keys = slice(first, max(int(stop.max(initial=0)), first))
                     rows = members[part]
-                    block = _block_bound(q_all[b, h, rows], k[keys], v[keys], (start - first, stop - first), rule)
+                    moved = None if query_error is None else query_error[b, h, rows] @ np.abs(k[keys]).T
+                    ranges = (start - first, stop - first)
+                    block = _block_bound(q_all[b, h, rows], k[keys], v[keys], ranges, rule, moved)
                     found.put((b, h, rows), block)
     return ContractBound(found.out, found.lse, found.inside, found.max_logit)
 
@@ -135,10 +147,11 @@ class _Rule:
     softcap: float | None
     sink: float | None
     device: DeviceModel
+    weight_unit: float
 
     @classmethod
-    def of(cls, problem: AttentionProblem, head: int, device: DeviceModel) -> _Rule:
-        return cls(problem.scale, problem.softcap, problem.sink(head), device)
+    def of(cls, problem: AttentionProblem, head: int, device: DeviceModel, weight_unit: float) -> _Rule:
+        return cls(problem.scale, problem.softcap, problem.sink(head), device, weight_unit)
 
     @property
     def inside_domain(self) -> bool:
@@ -167,6 +180,7 @@ class _Rows:
         highest: per row and lane the largest visible value.
         lowest: the least.
         total_v: at least the sum of the visible values' sizes.
+        weight_unit: of P as it enters P V.
     """
 
     counts: np.ndarray
@@ -180,6 +194,7 @@ class _Rows:
     highest: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     lowest: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     total_v: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
+    weight_unit: float = BF16_UNIT_ROUNDOFF
 
     @property
     def summing(self) -> np.ndarray:
@@ -199,9 +214,17 @@ class _Rows:
 
 
 def _block_bound(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, ranges: tuple[np.ndarray, np.ndarray], rule: _Rule
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    ranges: tuple[np.ndarray, np.ndarray],
+    rule: _Rule,
+    moved: np.ndarray | None = None,
 ) -> _Bounds:
-    """Bounds for some rows of one head; row i sees the keys from ranges[0][i] up to ranges[1][i]."""
+    """Bounds for some rows of one head; row i sees the keys from ranges[0][i] up to ranges[1][i].
+
+    `moved`: by how much each dot product may be off because the kernel's queries are.
+    """
     start, stop = ranges
     sink, device = rule.sink, rule.device
     blind = stop <= start
@@ -218,7 +241,7 @@ def _block_bound(
         logits = q @ k.T
         logits *= rule.scale
         logits[~visible] = -np.inf
-        scores = _scores(logits, magnitude, q.shape[1], rule)
+        scores = _scores(logits, magnitude, q.shape[1], rule, moved)
         max_logit = _max_logit_bound(scores, device)
         values = np.where(np.isfinite(v), v, 0.0)
         highest, lowest, total_v = _value_ranges(values, start, stop)
@@ -229,7 +252,8 @@ def _block_bound(
             highest, lowest, counts = np.maximum(highest, 0.0), np.minimum(lowest, 0.0), counts + 1
         share, log_share, lse = _shares(scores.logits)
         doubt = _evaluation_doubt(scores.doubt, share, log_share)
-        rows = _Rows(counts, values, share, log_share, scores.sigma, doubt, lse, device, highest, lowest, total_v)
+        unit = rule.weight_unit
+        rows = _Rows(counts, values, share, log_share, scores.sigma, doubt, lse, device, highest, lowest, total_v, unit)
         out, lse_bound, max_logit = (
             np.where(inside.reshape(-1, *[1] * (x.ndim - 1)), x * EVALUATION_SLACK, np.inf)
             for x in (_out_bound(rows), _lse_bound(rows), max_logit)
@@ -294,9 +318,13 @@ class _Scores:
         return _Scores(*(np.column_stack(pair) for pair in zip(parts, columns, strict=True)))
 
 
-def _scores(logits: np.ndarray, magnitude: np.ndarray, head_dim: int, rule: _Rule) -> _Scores:
+def _scores(logits: np.ndarray, magnitude: np.ndarray, head_dim: int, rule: _Rule, moved: np.ndarray | None) -> _Scores:
     """Logits with the soft cap, and their errors; `magnitude` is sum_d |q_d k_d| per pair."""
+    if moved is not None:
+        magnitude = magnitude + moved
     sigma = _score_error(magnitude, rule.scale, head_dim, rule.device)
+    if moved is not None:
+        sigma += abs(rule.scale) * LOG2_E * moved * EVALUATION_SLACK
     doubt = (head_dim + 8) * 2.0**-53 * abs(rule.scale) * magnitude + EVALUATION_DOUBT
     if rule.softcap is None:
         return _Scores(logits, sigma, doubt)
@@ -397,7 +425,7 @@ def _out_bound(rows: _Rows) -> np.ndarray:
     doubt = _doubt_of_exact(rows, spread, largest)
     exact = np.abs(computed) + doubt
     rho_share = _shared_weight_error(rows)
-    rounding_p = (1.0 + unit) * (1.0 + summing)
+    rounding_p = (1.0 + rows.weight_unit) * (1.0 + summing)
     alpha_share = rho_share * rounding_p + rows.share * (rounding_p - 1.0)
     beta = (rho_share * (1.0 + summing) + rows.share * summing).sum(axis=1, keepdims=True)
     theta = rows.flushed_weight * (rows.total_v + n * exact) + rows.flushed_products[:, None]
@@ -405,16 +433,16 @@ def _out_bound(rows: _Rows) -> np.ndarray:
     numerator = alpha_share @ abs_v + exact * beta + theta
     first_order = np.where(denominator > 0.0, numerator / denominator, np.inf)
     farthest = np.minimum(np.maximum(highest - computed, computed - lowest) + doubt, spread)
-    convex = farthest + _skew(summing) * largest + rows.flushed_products[:, None]
+    convex = farthest + _skew(summing, rows.weight_unit) * largest + rows.flushed_products[:, None]
     inner = np.fmin(first_order, convex)
     divided = inner + (2.0 * device.reciprocal_relative + 3.0 * device.unit_roundoff) * (exact + inner)
     # The result is formed at half scale, where anything below smallest_normal is flushed.
     return divided + unit * (exact + divided) + 2.0 * device.smallest_normal
 
 
-def _skew(summing: np.ndarray) -> np.ndarray:
+def _skew(summing: np.ndarray, unit: float) -> np.ndarray:
     """(1 + unit)(1 + summing)**2 - 1: numerator and denominator err apart, and P is rounded in one of them only."""
-    return BF16_UNIT_ROUNDOFF + (1.0 + BF16_UNIT_ROUNDOFF) * summing * (2.0 + summing)
+    return unit + (1.0 + unit) * summing * (2.0 + summing)
 
 
 def _lse_bound(rows: _Rows) -> np.ndarray:

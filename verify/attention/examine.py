@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import jax
 
 from verify.attention import oracle_float64
-from verify.attention.cases import AttentionCase, digest
+from verify.attention.cases import AttentionCase, digest, features_json
 from verify.attention.contract import contract_bound
 from verify.attention.judge import judge
 from verify.attention.subjects import FLYWHEEL, INTERPRET, SubjectResult, run_flywheel
@@ -21,7 +21,10 @@ from verify.backend import device_model
 from verify.records import FORMAT, encode_number
 
 if TYPE_CHECKING:
+    from flywheel import Softmax
+    from verify.attention.gradients.judge import GradientResult
     from verify.attention.problem import AttentionProblem
+    from verify.growth import Growth
     from verify.measures import Measures, Worst
     from verify.verdict import Judgement
 
@@ -37,7 +40,7 @@ class Judged(Protocol):
         ...
 
     @property
-    def result(self) -> SubjectResult | None:
+    def result(self) -> SubjectResult | GradientResult | None:
         """What came back."""
         ...
 
@@ -60,14 +63,22 @@ def examine_problem(
     problem: AttentionProblem,
     *,
     config: tuple[int, int, int] = (0, 0, 0),
+    softmax: Softmax = "static",
     interpret: str = "fast",
     power: bool = False,
 ) -> Examined:
     """Run `flywheel.attention` on a problem and judge what comes back by the contract of the backend that ran it."""
     model = device_model()
-    result = run_flywheel(problem, config=config, interpret=INTERPRET[interpret])
-    reference = oracle_float64.attention(problem)
-    judgement = judge(problem, result.out, result.lse, contract_bound(problem, model), reference=reference, power=power)
+    result = run_flywheel(problem, config=config, softmax=softmax, interpret=INTERPRET[interpret])
+    judgement = judge(
+        problem,
+        result.out,
+        result.lse,
+        contract_bound(problem, model),
+        got_max_logit=result.max_logit,
+        reference=oracle_float64.attention(problem),
+        power=power,
+    )
     return Examined(problem, result, judgement)
 
 
@@ -103,9 +114,11 @@ def record_of(
             "causal": problem.causal,
             "scale": problem.scale,
         },
+        "features": features_json(problem),
         "verdict": judgement.verdict.value,
         "reason": judgement.reason,
         "notes": list(judgement.notes),
+        "escalation": None if judgement.escalation is None else dataclasses.asdict(judgement.escalation),
         "measures": {part: measures_json(measures) for part, measures in judgement.measures.items()},
         "replays": None if replays is None else int(replays.sum()),
         "query_blocks": None if replays is None else replays.size,
@@ -118,18 +131,30 @@ def record_of(
 def measures_json(measures: Measures) -> dict[str, Any]:
     """Measures as strict JSON."""
     body: dict[str, Any] = {"format": measures.format, "count": measures.count, "mismatches": measures.mismatches}
-    for name in ("absolute", "relative", "ulp", "share"):
+    for name in ("mismatch", "absolute", "relative", "ulp", "share"):
         worst = getattr(measures, name)
         body[name] = None if worst is None else worst_json(worst)
     bias = measures.bias
     body["bias"] = None
     if bias is not None:
-        fields = dataclasses.asdict(bias)
+        fields = {field.name: getattr(bias, field.name) for field in dataclasses.fields(bias)}
         body["bias"] = {
             key: encode_number(value) if isinstance(value, float) else value for key, value in fields.items()
         }
-        body["bias"]["alarm"] = bias.alarm
+        body["bias"] |= {"alarm": bias.alarm, "worst": None if bias.worst is None else worst_json(bias.worst)}
+    body["growth"] = None if measures.growth is None else growth_json(measures.growth)
     return body
+
+
+def growth_json(growth: Growth) -> dict[str, Any]:
+    """Growth over tokens as strict JSON."""
+    return {
+        "normalised_by": growth.normalised_by,
+        "slope": encode_number(growth.slope),
+        "standard_error": encode_number(growth.standard_error),
+        "certain": growth.certain,
+        "ranges": [{"first": r.first, "last": r.last, "worst": worst_json(r.worst)} for r in growth.ranges],
+    }
 
 
 def worst_json(worst: Worst) -> dict[str, Any]:

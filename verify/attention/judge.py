@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -13,7 +14,7 @@ from verify.attention.power import powerless
 from verify.attention.settle import settle
 from verify.attention.symptoms import lse_symptoms, output_symptoms
 from verify.measures import ComparisonError, Errors, errors, measure, widen
-from verify.verdict import Decision, Judgement, Verdict, decide, describe, within_bound, worst_wrong
+from verify.verdict import Decision, Escalation, Judgement, Verdict, decide, describe, within_bound, worst_wrong
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Float64
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from verify.attention.reference import Reference
     from verify.measures import Measures
 
+
+TOKEN_AXIS = 2
 
 BARELY_WRONG = 4.0
 """Largest bounds of a row: errors up to this are explained by the row's own numbers first (a hint, not a verdict)."""
@@ -74,6 +77,7 @@ class _Part:
     decision: Decision
     measures: Measures
     notes: tuple[str, ...]
+    escalation: Escalation
 
 
 def judge(
@@ -167,14 +171,18 @@ def _decided(problem: AttentionProblem, claim: _Claim, rows: _Rows) -> _Part | N
     found = errors(claim.got, want, nan_matches=True, where=where)
     decision = decide(found, limit, claim.want_error)
     notes: list[str] = []
+    escalation = Escalation(0, math.prod(want.shape[:3]))
     if decision.open.any():
         decision, settled, ties = settle(problem, found, decision, name)
-        notes.append(f"{name}: {settled} rows decided by ball arithmetic")
+        escalation = dataclasses.replace(escalation, rows=settled)
+        notes.append(f"{name}: {escalation}")
         if ties:
             notes.append(
                 f"{name}: {ties} elements equal their bound as far as ball arithmetic can tell; they count as within"
             )
-    return _Part(name, found, decision, measure(found, limit, lanes=name == "out"), tuple(notes))
+    tokens = TOKEN_AXIS if want.ndim > TOKEN_AXIS else None
+    measures = measure(found, limit, lanes=name == "out", tokens=tokens)
+    return _Part(name, found, decision, measures, tuple(notes), escalation)
 
 
 def _conclude(
@@ -188,6 +196,7 @@ def _conclude(
     power: bool,
 ) -> Judgement:
     measures = {part.name: part.measures for part in parts}
+    escalation = Escalation(sum(p.escalation.rows for p in parts), sum(p.escalation.of for p in parts))
     notes = tuple(note for part in parts for note in part.notes)
     outside = int(np.count_nonzero(rows.kept & ~rows.inside))
     if outside:
@@ -199,21 +208,26 @@ def _conclude(
     if wrong:
         reasons = [describe(part.name, part.found, part.decision) for part in wrong]
         reasons += [text for part in wrong for text in _likely_cause(problem, got_out, bound, reference, part)]
-        return Judgement(Verdict.FAIL, "; ".join(reasons), measures, notes)
+        return Judgement(Verdict.FAIL, "; ".join(reasons), measures, notes, escalation)
     if not parts:
         which = f"all {outside}" if rows.kept.all() else f"the {outside} judged"
         reason = f"{which} rows lie outside the domain, and f is finite there: nothing to judge"
         return Judgement(Verdict.OUTSIDE_DOMAIN, reason, measures, notes)
     weak = powerless(problem, reference, np.asarray(bound.out), rows.inside) if power else []
     if weak:
-        return Judgement(Verdict.NO_POWER, f"the bound also accepts: {', '.join(weak)}", measures, notes)
-    return Judgement(Verdict.PASS, "; ".join(within_bound(p.name, p.measures) for p in parts), measures, notes)
+        return Judgement(
+            Verdict.NO_POWER, f"the bound also accepts: {', '.join(map(str, weak))}", measures, notes, escalation
+        )
+    words = "; ".join(within_bound(part.name, part.measures) for part in parts)
+    return Judgement(Verdict.PASS, words, measures, notes, escalation)
 
 
 def _likely_cause(
     problem: AttentionProblem, got_out: np.ndarray, bound: Bound, reference: Reference, part: _Part
 ) -> list[str]:
     worst, _ = worst_wrong(part.found, part.decision)
+    if part.name == "max_logit":
+        return []  # no known mistake has a signature in one number per head
     batch, head, row = index = worst.index[:3]
     if not bound.inside_domain[index]:
         return []

@@ -35,6 +35,7 @@ class SubjectResult:
         replays: per query block, or None if the kernel has no such thing.
         anchor: log2 units, per row, or None.
         l: denominator per row, or None.
+        max_logit: largest logit of each head in nats, or None.
     """
 
     out: np.ndarray
@@ -42,15 +43,30 @@ class SubjectResult:
     replays: Int32[np.ndarray, "batch heads q_blocks"] | None = None
     anchor: Float32[np.ndarray, "batch heads q_len"] | None = None
     l: Float32[np.ndarray, "batch heads q_len"] | None = None  # noqa: E741  the field's name
+    max_logit: Float32[np.ndarray, "batch heads"] | None = None
 
 
 def run_flywheel(
     problem: AttentionProblem,
     *,
     config: tuple[int, int, int] = (0, 0, 0),
+    softmax: flywheel.Softmax = "static",
     interpret: bool | pltpu.InterpretParams = True,
 ) -> SubjectResult:
-    """Run `flywheel.attention` with LSE and diagnostics; `config` is (block_q, block_kv, fragment), 0 the default."""
+    """Run `flywheel.attention` with LSE, maximum logits and diagnostics.
+
+    Args:
+        problem: aligned bottom-right.
+        config: (block_q, block_kv, fragment), 0 the default.
+        softmax: with a static anchor or rescaling throughout.
+        interpret: Pallas' interpret mode.
+
+    Raises:
+        ValueError: the problem states positions of its own.
+    """
+    if problem.q_positions is not None:
+        message = "flywheel.attention must be given a bottom-right aligned problem, got q_positions"
+        raise ValueError(message)
     sizes: dict[str, Any] = {
         name: size or None for name, size in zip(("block_q", "block_kv", "fragment"), config, strict=True)
     }
@@ -60,7 +76,14 @@ def run_flywheel(
         jnp.asarray(problem.v),
         causal=problem.causal,
         scale=problem.scale,
+        window=problem.window,
+        softcap=problem.softcap,
+        sinks=None if problem.sinks is None else jnp.asarray(problem.sinks),
+        q_segment_ids=None if problem.q_segments is None else jnp.asarray(problem.q_segments, jnp.int32),
+        kv_segment_ids=None if problem.k_segments is None else jnp.asarray(problem.k_segments, jnp.int32),
+        softmax=softmax,
         return_lse=True,
+        return_max_logit=True,
         return_diagnostics=True,
         config=flywheel.AttentionConfig(**sizes),
         interpret=interpret,
@@ -68,4 +91,5 @@ def run_flywheel(
     assert isinstance(result, flywheel.AttentionOutput)  # noqa: S101  more than the output was asked for
     assert result.diagnostics is not None  # noqa: S101
     replays, anchor, l = (np.asarray(x) for x in result.diagnostics)  # noqa: E741
-    return SubjectResult(np.asarray(result.out), np.asarray(result.lse), replays, anchor, l)
+    out, lse, max_logit = (np.asarray(x) for x in (result.out, result.lse, result.max_logit))
+    return SubjectResult(out, lse, replays, anchor, l, max_logit)

@@ -10,7 +10,9 @@ from verify.subjects.subject import Subject
 FLYWHEEL = "flywheel.attention"
 BUILT_IN = {
     FLYWHEEL: "verify.subjects.ours:FLYWHEEL",
+    f"{FLYWHEEL}[online]": "verify.subjects.ours:ONLINE",
     "jax.nn.dot_product_attention": "verify.subjects.jax_nn:XLA",
+    "jax.nn.dot_product_attention[gradients]": "verify.subjects.jax_nn:XLA_GRADIENTS",
     "jax.splash_attention": "verify.subjects.jax_pallas:SPLASH",
     "jax.flash_attention": "verify.subjects.jax_pallas:FLASH",
 }
@@ -35,15 +37,32 @@ def names() -> tuple[str, ...]:
     return (*BUILT_IN, *PEERS)
 
 
-def load(name: str) -> Subject:
+def is_ours(name: str) -> bool:
+    """Whether a name is that of our kernel, in any of its configurations."""
+    return name.partition("[")[0] == FLYWHEEL
+
+
+def load(name: str, *, operation: str | None = None) -> Subject:
     """The subject of that name, or what stands at `package.module:object`: a `Subject`, or a plain function.
 
     A plain function is called as `function(q, k, v, causal=..., scale=...)` and held to the defaults of `Subject`; one
     whose first parameter is named `problem` gets the `AttentionProblem` and returns a `SubjectResult`.
 
+    Args:
+        name: of the subject, or where it stands.
+        operation: what it has to compute, "attention" or "attention_gradients"; None takes either.
+
     Raises:
-        SubjectError: no such name, or nothing callable stands there.
+        SubjectError: no such name, nothing callable stands there, or it computes something else.
     """
+    found = _found(name)
+    if operation is not None and found.operation != operation:
+        message = f"subject {name!r} must compute {operation}, got {found.operation}"
+        raise SubjectError(message)
+    return found
+
+
+def _found(name: str) -> Subject:
     path = {**BUILT_IN, **PEERS}.get(name, name)
     module, colon, attribute = path.partition(":")
     if not (module and colon and attribute):

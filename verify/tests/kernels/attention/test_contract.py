@@ -34,10 +34,26 @@ def test_result_within_contract(case: AttentionCase) -> None:
     replays = examined.result.replays
     assert replays is not None
     problem = examined.problem
-    tiling = resolve(AttentionConfig(*(size or None for size in case.config)), problem.q_len, problem.kv_len)
+    tiling = resolve(
+        AttentionConfig(*(size or None for size in case.config)), problem.q_len, problem.kv_len, online=False
+    )
     expected = expected_replays(problem, tiling.block_q, tiling.block_kv)
     assert not (expected.must & (replays == 0)).any(), "a block that had to be replayed was not"
     assert not (expected.must_not & (replays > 0)).any(), "a block was replayed without need"
+
+
+ONLINE_CASES = [case for family in FAMILIES for case in FAMILIES[family] if case.config == adversarial.CONFIG][::3]
+
+
+@pytest.mark.parametrize("case", ONLINE_CASES, ids=lambda case: case.name)
+def test_online_within_contract(case: AttentionCase) -> None:
+    """The rescaling softmax obeys the same bound, and replays for non-finite values alone."""
+    problem = case.build()
+    examined = examine_problem(problem, config=case.config, softmax="online")
+    assert examined.judgement.verdict is Verdict.PASS, examined.judgement.reason
+    assert examined.result.replays is not None
+    certain = expected_replays(problem, *case.config[:2])
+    assert not (examined.result.replays.astype(bool) & certain.must_not).any(), "a block was replayed without need"
 
 
 def test_the_replay_model_decides_most_blocks() -> None:
@@ -51,7 +67,7 @@ def test_the_replay_model_decides_most_blocks() -> None:
     assert must + must_not >= 9 * blocks // 10
 
 
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
 @pytest.mark.parametrize("causal", [True, False])
 def test_head_dims(head_dim: int, *, causal: bool) -> None:
     """Each supported head_dim, causal and full, with more than one block and a ragged tail."""
@@ -103,6 +119,12 @@ TPU_INTERPRETER_CASES = (
     "causal-384x128",
     "causal-300x129",
     "random-heads-6-2",
+    "window-jump",
+    "window-no-key-at-all",
+    "sink-jump",
+    "segments-jump",
+    "segments-window-sinks-softcap",
+    "values-narrower",
 )
 
 

@@ -4,82 +4,157 @@ from __future__ import annotations
 
 import itertools
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flywheel.attention.kernel import last_block
-from flywheel.attention.schedule import ROW_GRID, BlockKind, Schedule
+from flywheel.attention import kernel
+from flywheel.attention.schedule import LANE_GRID, ROW_GRID, Band, BlockKind, Schedule
+
+pytestmark = pytest.mark.smoke
+
+
+def bands(q_len: int, kv_len: int) -> list[Band]:
+    """Full, causal, and windows of several widths, bottom-right aligned."""
+    offset = kv_len - q_len
+    edges = [
+        (None, None),
+        (None, 0),
+        (0, 0),
+        (5, 0),
+        (130, 0),
+        (300, 40),
+        (40, 300),
+        (None, 130),
+        (130, None),
+    ]
+    return [Band(None if a is None else offset - a, None if b is None else offset + b) for a, b in edges]
+
 
 SMALL = [
-    Schedule(q_len, kv_len, causal, block_q, block_kv, fragment)
-    for q_len, kv_len in itertools.product((1, 7, 32, 33, 63, 64, 100), repeat=2)
-    for causal in (True, False)
-    for block_q, block_kv, fragment in ((32, 32, 16), (32, 32, 32), (64, 64, 16))
+    Schedule(q_len, kv_len, band, block_q, block_kv, fragment)
+    for q_len, kv_len in itertools.product((1, 127, 300, 513), repeat=2)
+    for band in bands(q_len, kv_len)
+    for block_q, block_kv, fragment in ((128, 128, 128), (256, 256, 128), (256, 128, 128))
 ]
 
 
-def visible(schedule: Schedule, row: int, key: int) -> bool:
-    """The definition: bottom-right aligned."""
-    return key < schedule.kv_len and (not schedule.causal or key <= row + schedule.kv_len - schedule.q_len)
+def seen(schedule: Schedule) -> np.ndarray:
+    """The definition, for every row of whole blocks (rows beyond q_len included) and every column of whole blocks."""
+    row = np.arange(schedule.q_blocks * schedule.block_q)[:, None]
+    column = np.arange(schedule.kv_blocks * schedule.block_kv)[None, :]
+    lower, upper = schedule.band
+    visible = np.broadcast_to(column < schedule.kv_len, (row.size, column.size)).copy()
+    if lower is not None:
+        visible &= column >= row + lower
+    if upper is not None:
+        visible &= column <= row + upper
+    return visible
 
 
-@pytest.mark.smoke
-def test_kinds_agree_with_the_definition() -> None:
-    """For every block pair, its kind says of each (row, key) pair exactly what the definition says."""
+def by_kind(schedule: Schedule, kind: BlockKind) -> np.ndarray:
+    """What a kind says of each pair of its block."""
+    row, column = np.arange(schedule.block_q)[:, None], np.arange(schedule.block_kv)[None, :]
+    visible = np.broadcast_to(column < kind.keys, (row.size, column.size)).copy()
+    if kind.band.lower is not None:
+        visible &= column >= row + kind.band.lower
+    if kind.band.upper is not None:
+        visible &= column <= row + kind.band.upper
+    return visible
+
+
+def block_of(schedule: Schedule, visible: np.ndarray, i: int, j: int) -> np.ndarray:
+    """One block of the definition."""
+    q, kv = schedule.block_q, schedule.block_kv
+    return visible[i * q : (i + 1) * q, j * kv : (j + 1) * kv]
+
+
+def test_steps_cover_every_visible_pair_once() -> None:
+    """The steps of a query block are its visited key blocks in order, each with a body that sees what it has to.
+
+    Blocks without a step hold no visible pair, and every query block has a first and a last step.
+    """
     for s in SMALL:
-        for i, j in itertools.product(range(s.q_blocks), range(s.kv_blocks)):
-            rows = range(i * s.block_q, min((i + 1) * s.block_q, s.q_len))
-            kind = s.kind(i, j)
-            for row in rows:
-                for column in range(s.block_kv):
-                    sees = kind is not None and kind.sees(row - i * s.block_q, column)
-                    assert sees == visible(s, row, j * s.block_kv + column), (s, i, j, row, column)
+        visible = seen(s)
+        by_query_block = {i: list(group) for i, group in itertools.groupby(s.steps, key=lambda step: step.i)}
+        assert list(by_query_block) == list(range(s.q_blocks)), s
+        for i, steps in by_query_block.items():
+            blocks = [step.j for step in steps]
+            assert blocks == list(range(blocks[0], blocks[-1] + 1)), (s, i)
+            assert [step.first for step in steps] == [True] + [False] * (len(steps) - 1), (s, i)
+            assert [step.last for step in steps] == [False] * (len(steps) - 1) + [True], (s, i)
+            for j in range(s.kv_blocks):
+                truth = block_of(s, visible, i, j)
+                if j not in blocks:
+                    assert not truth.any(), (s, i, j)
+                    continue
+                body = s.bodies[steps[blocks.index(j)].body]
+                assert body.last == steps[blocks.index(j)].last, (s, i, j)
+                assert (by_kind(s, body.kind) == truth).all(), (s, i, j)
 
 
-@pytest.mark.smoke
-def test_no_visible_block_is_skipped() -> None:
-    """Key blocks after the last visited one hold no visible pair, and each visited one has a body or nothing to see."""
-    for s in SMALL:
-        full = BlockKind(None, s.block_kv)
-        for i in range(s.q_blocks):
-            last_row = min((i + 1) * s.block_q, s.q_len) - 1
-            assert not any(visible(s, last_row, key) for key in range((s.last_block(i) + 1) * s.block_kv, s.kv_len))
-            for j in range(s.last_block(i) + 1):
-                kind = s.kind(i, j)
-                assert kind is None or kind in s.edge_kinds or (kind == full and s.has_full_blocks), (s, i, j)
-
-
-@pytest.mark.smoke
 def test_fragments_cover_what_is_visible() -> None:
-    """Rows and fragments that a body leaves out see nothing; rows that it leaves unmasked see everything."""
+    """Keys and queries that a body leaves out see nothing of each other; pairs without a mask all see each other."""
     for s in SMALL:
-        for kind in (*s.edge_kinds, BlockKind(None, s.block_kv)):
-            emitted = dict(s.fragments(kind))
-            for n in range(s.block_kv // s.fragment):
-                columns = range(n * s.fragment, (n + 1) * s.fragment)
-                first = emitted[n].first if n in emitted else s.block_q
-                assert not any(kind.sees(row, c) for row in range(first) for c in columns)
-                if n in emitted:
-                    rows = emitted[n]
-                    assert rows.first % ROW_GRID == 0
-                    assert rows.first <= rows.clear <= s.block_q
-                    assert all(kind.sees(row, c) for row in range(rows.clear, s.block_q) for c in columns)
+        for body in s.bodies:
+            visible = by_kind(s, body.kind)
+            emitted = np.zeros_like(visible)
+            for fragment in s.fragments(body.kind):
+                keys = slice(fragment.start, fragment.start + fragment.size)
+                for edge in (fragment.first, fragment.stop, fragment.clear_first, fragment.clear_stop):
+                    assert edge % LANE_GRID == 0, (s, fragment)
+                assert fragment.size % ROW_GRID == 0, (s, fragment)
+                assert fragment.first <= fragment.clear_first <= fragment.clear_stop <= fragment.stop, (s, fragment)
+                emitted[fragment.first : fragment.stop, keys] = True
+                assert visible[fragment.clear_first : fragment.clear_stop, keys].all(), (s, fragment)
+            assert not (visible & ~emitted).any(), (s, body)
 
 
-@pytest.mark.smoke
-def test_traced_last_block_is_the_schedule_s() -> None:
-    """The kernel's traced index arithmetic agrees with the plain integers for every query block."""
+def test_queries_are_finished_once_and_after_their_last_key() -> None:
+    """In a last block every query is finished exactly once, and no fragment that comes later concerns it."""
     for s in SMALL:
-        traced = [int(jnp.asarray(last_block(s, jnp.int32(i)))) for i in range(s.q_blocks)] if s.causal else None
-        if traced is not None:
-            assert traced == [s.last_block(i) for i in range(s.q_blocks)]
+        for body in s.bodies:
+            fragments, done = s.fragments(body.kind), s.finished(body.kind)
+            times = np.zeros(s.block_q, int)
+            for n, (first, stop) in enumerate(done):
+                times[first:stop] += 1
+                for later in fragments[n + 1 :]:
+                    assert later.first >= stop or first == stop, (s, body, n)
+            assert (times == 1).all(), (s, body)
 
 
-@pytest.mark.smoke
+def test_rows_without_keys_are_announced() -> None:
+    """`has_empty_rows` and `sees_key_0` say of the rows of the call what the definition says."""
+    for s in SMALL:
+        visible = seen(s)[: s.q_len]
+        some = visible.any(axis=1)
+        assert s.has_empty_rows == (not some.all()), s
+        if s.sees_key_0:
+            assert visible[some, 0].all(), s
+
+
+def test_alone_means_one_step_that_reaches_every_query() -> None:
+    """A schedule is single only if each query block has one step whose first fragment concerns all of its queries."""
+    for s in SMALL:
+        if s.single:
+            assert len(s.steps) == s.q_blocks, s
+            firsts = [s.fragments(body.kind)[0] for body in s.bodies]
+            assert all((f.first, f.stop) == (0, s.block_q) for f in firsts), s
+
+
+def test_packed_steps_are_what_the_kernel_reads() -> None:
+    """Every field of every step survives packing into one word, the largest values included."""
+    for s in [*SMALL[::17], Schedule(4095 * 128, 4095 * 128, Band(-128, 0), 128, 128, 128)]:
+        words = kernel.pack(s.steps)
+        for name in ("i", "j", "body", "first", "last"):
+            got = np.asarray(kernel.unpack_field(words, name))
+            assert (got == [getattr(step, name) for step in s.steps]).all(), name
+
+
 def test_few_bodies() -> None:
-    """However long the call, at most four kinds of edge blocks occur, so the kernel's code stays small."""
+    """However long the call, few kinds of blocks occur, so the kernel's code stays small."""
     rng = np.random.default_rng(0)
-    for q_len, kv_len in rng.integers(1, 20_000, size=(200, 2)):
-        for causal in (True, False):
-            assert len(Schedule(int(q_len), int(kv_len), causal, 512, 512, 256).edge_kinds) <= 4
+    for q_len, kv_len in rng.integers(1, 20_000, size=(100, 2)).tolist():
+        for left, right in ((None, None), (None, 0), (1023, 0), (100, 100)):
+            offset = kv_len - q_len
+            band = Band(None if left is None else offset - left, None if right is None else offset + right)
+            assert len(Schedule(q_len, kv_len, band, 512, 512, 256).bodies) <= 14
