@@ -17,13 +17,14 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Protocol
 
 import fuzz.hunts
-from fuzz import subjects
 from fuzz.outcome import with_provenance
 from fuzz.store import State, Store, StoreError, code_digest
 from fuzz.tally import Tally
 from fuzz.worker import EXAMPLES_PER_ROUND, FINISH, STOP, Assignment, Report, Round, work
 from verify import records
 from verify.attention.problem import BF16
+from verify.subjects.registry import FLYWHEEL, load
+from verify.subjects.subject import ATTENTION
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class Plan:
     Attributes:
         hunt: its name.
         directory: where everything goes; a directory that holds a campaign continues it.
-        subject: the kernel, see `fuzz.subjects`.
+        subject: the kernel, see `verify.subjects.load`.
         buckets: shapes; none means all.
         seed: None: that of the campaign, or a new one.
         minutes: time limit; None: none.
@@ -77,7 +78,7 @@ class Plan:
 
     hunt: str
     directory: Path
-    subject: str = subjects.DEFAULT
+    subject: str = FLYWHEEL
     buckets: tuple[str, ...] = ()
     seed: int | None = None
     minutes: float | None = None
@@ -105,8 +106,8 @@ class Campaign:
         self.plan, self.watcher = plan, watcher
         self.hunt = fuzz.hunts.find(plan.hunt)
         self.hunt.chosen(plan.buckets)
-        if plan.subject != subjects.DEFAULT:
-            subjects.load(plan.subject)
+        if plan.subject != FLYWHEEL:
+            load(plan.subject, operation=ATTENTION)
         self.store = Store(plan.directory)
         self.tally = Tally()
         self.new = 0
@@ -316,6 +317,7 @@ class Campaign:
             "family": "fuzz",
             "sha256": spec["sha256"],
             "shape": dict(zip(names, case.shape, strict=True)) | {"causal": case.causal, "scale": case.scale_value},
+            "features": case.features_json(),
             "verdict": Verdict.FAIL.value,
             "reason": f"nothing came back: {reason}",
             "notes": [],

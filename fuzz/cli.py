@@ -5,21 +5,23 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 import fuzz.hunts
-from fuzz import corpus, subjects
+from fuzz import corpus
 from fuzz.campaign import CASE_SECONDS, Campaign, CampaignError, Plan
 from fuzz.display import Display, rows
 from fuzz.hunts import HuntError
 from fuzz.store import StoreError
-from fuzz.subjects import SubjectError
 from verify import records
 from verify.attention.cases import AttentionCase, CaseError, digest, load_case
 from verify.records import RecordError
+from verify.subjects.registry import FLYWHEEL, SubjectError, load, names
+from verify.subjects.subject import ATTENTION
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -97,8 +99,8 @@ def _add_run(run: argparse.ArgumentParser) -> None:
 
 def _add_subject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--subject", default=subjects.DEFAULT, metavar="NAME",
-        help="package.module:object, called as object(problem, config=(block_q, block_kv, fragment))",
+        "--subject", default=FLYWHEEL, metavar="NAME",
+        help=f"{', '.join(names())}, or package.module:object",
     )  # fmt: skip
 
 
@@ -146,7 +148,7 @@ def _run(options: argparse.Namespace) -> int:
     for name, value in rows(tally):
         console.print(f"  {name}: {value}", markup=False)
     failures = sorted(campaign.store.failures.glob("*.json"))
-    again = "" if plan.subject == subjects.DEFAULT else f" --subject {plan.subject}"
+    again = "" if plan.subject == FLYWHEEL else f" --subject {plan.subject}"
     for path in failures:
         console.print(f"  judge it again: python -m fuzz replay {path}{again}", markup=False)
     if tally.violations:
@@ -170,10 +172,10 @@ def _find(name: str) -> AttentionCase:
 
 
 def _judge(case: AttentionCase, subject: str) -> dict[str, Any] | None:
-    evaluate = subjects.resolve(fuzz.hunts.find("anchor").evaluator)
+    evaluate = pkgutil.resolve_name(fuzz.hunts.find("anchor").evaluator)
     problem = case.build()
     spec = case.to_json(sha256=digest(problem))
-    return evaluate(case, problem, spec, subject=subjects.load(subject), name=subject, reproduce="")
+    return evaluate(case, problem, spec, subject=load(subject, operation=ATTENTION), name=subject, reproduce="")
 
 
 def _replay(options: argparse.Namespace) -> int:
@@ -217,7 +219,7 @@ def _exact(encoded: float | str, digits: int | None = None) -> str:
 
 def _promote(options: argparse.Namespace) -> int:
     case = _find(options.file)
-    record = _judge(case, subjects.DEFAULT)
+    record = _judge(case, FLYWHEEL)
     if record is None:
         message = f"case {case.name!r} lies outside the domain"
         raise corpus.CorpusError(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
+import pkgutil
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -14,12 +15,13 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, reject, settings, t
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 import fuzz.hunts
-from fuzz import subjects
 from fuzz.outcome import Outcome, case_key, with_provenance
 from fuzz.store import MOST_KNOWN, NOT_SHRUNK, SHRUNK, Store
 from fuzz.tally import Tally
 from verify.attention.cases import digest
 from verify.backend import device_model
+from verify.subjects.registry import FLYWHEEL, load
+from verify.subjects.subject import ATTENTION
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -129,8 +131,8 @@ class Worker:
         self.pipe, self.assignment = pipe, assignment
         self.store = Store(assignment.directory)
         self.hunt = fuzz.hunts.find(assignment.hunt)
-        self.subject = subjects.load(assignment.subject)
-        self.evaluate = subjects.resolve(self.hunt.evaluator)
+        self.subject = load(assignment.subject, operation=ATTENTION)
+        self.evaluate = pkgutil.resolve_name(self.hunt.evaluator)
         self.known = dict(assignment.known)
         self.compiled: set[tuple[Any, ...]] = set()
         self.tally = Tally()
@@ -220,7 +222,7 @@ class Worker:
         spec["sha256"] = digest(problem)
         self.store.start(self.assignment.worker, spec)
         reproduce = f"python -m fuzz replay {self.store.records}#{spec['sha256'][:16]}"
-        if self.assignment.subject != subjects.DEFAULT:
+        if self.assignment.subject != FLYWHEEL:
             reproduce += f" --subject {self.assignment.subject}"
         kernel = (case.shape, case.causal, case.scale, case.config)
         began = time.process_time()

@@ -69,6 +69,7 @@ def broken(item: Item, verdict: Verdict, reason: str) -> dict[str, Any]:
         "case": item.name,
         "family": item.family,
         "shape": shape,
+        "features": {} if item.case is None else item.case.features_json(),
         "verdict": verdict.value,
         "reason": reason,
         "measures": {},

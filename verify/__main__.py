@@ -15,8 +15,8 @@ from verify.attention.cases import AttentionCase, CaseError, load_case, save_cas
 from verify.attention.open_cases import OPEN_CASES, OpenCase
 from verify.attention.subjects import INTERPRET
 from verify.subjects import findings
-from verify.subjects.judging import judge_subject
-from verify.subjects.registry import FLYWHEEL, SubjectError, load, names
+from verify.subjects.judging import judge_open_case, judge_subject
+from verify.subjects.registry import FLYWHEEL, SubjectError, is_ours, load, names
 from verify.subjects.selftest import AdapterError, self_test
 from verify.traces import TraceError, load_trace
 from verify.verdict import Verdict
@@ -41,8 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:  # noqa: PLR0911  one p
         if options.command == "subjects":
             return show_subjects(console)
         if options.command == "findings":
-            chosen = [] if options.recorded else options.subject or [name for name in names() if name != FLYWHEEL]
-            return collect_findings(console, chosen, options.out, options.records)
+            chosen = [] if options.recorded else options.subject or [name for name in names() if not is_ours(name)]
+            cases = None if options.case is None else [_open_case(name) for name in options.case]
+            return collect_findings(console, chosen, cases, options.out, options.records)
         subject = load(options.subject)
         cases = [find_case(name) for name in options.cases]
     except (CaseError, TraceError, SubjectError) as error:
@@ -80,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("subjects", help="the kernels that can be judged by name, and what each declares")
     found = commands.add_parser("findings", help="judge others' kernels on every open case and keep what they fail")
     found.add_argument("--subject", action="append", metavar="NAME", help="only these; default: every other kernel")
+    found.add_argument("--case", action="append", metavar="NAME", help="only these open cases; default: all")
     found.add_argument("--recorded", action="store_true", help="judge nothing: write the table from the records")
     found.add_argument("--out", type=Path, metavar="FILE", help="write the table as Markdown")
     found.add_argument("--records", type=Path, default=findings.FINDINGS, metavar="FILE", help="where the records are")
@@ -105,6 +107,13 @@ def find_case(name: str) -> AttentionCase | OpenCase:
     return named[name]
 
 
+def _open_case(name: str) -> OpenCase:
+    if name not in OPEN_CASES:
+        message = f"{name}: no open case of that name (a few are {', '.join([*OPEN_CASES][:3])})"
+        raise CaseError(message)
+    return OPEN_CASES[name]
+
+
 def judge_cases(
     console: Console, subject: Subject, cases: Sequence[AttentionCase | OpenCase], interpret: str, *, power: bool
 ) -> int:
@@ -112,9 +121,10 @@ def judge_cases(
     health.check_oracles()
     passed = True
     for case in cases:
-        asked = power or (isinstance(case, OpenCase) and case.power)
-        judged = judge_subject(subject, case.build(), config=case.config, interpret=interpret, power=asked)
-        if isinstance(case, OpenCase):
+        if not isinstance(case, OpenCase):
+            judged = judge_subject(subject, case.build(), config=case.config, interpret=interpret, power=power)
+        else:
+            judged = judge_open_case(subject, case, interpret=interpret, power=power)
             console.print(f"{case.words} -> {case.answer}", markup=False, highlight=False)
         passed &= show(console, case.name, judged)
     return 0 if passed else EXIT_FAILED
@@ -134,7 +144,7 @@ def judge_everything(console: Console, subject: Subject, interpret: str) -> int:
         return EXIT_FAILED
     verdicts: list[Verdict] = []
     for case in OPEN_CASES.values():
-        judged = judge_subject(subject, case.build(), config=case.config, interpret=interpret, power=case.power)
+        judged = judge_open_case(subject, case, interpret=interpret)
         verdicts.append(judged.judgement.verdict)
         if judged.judgement.verdict in (Verdict.PASS, Verdict.SKIPPED, Verdict.OUTSIDE_DOMAIN):
             console.print(
@@ -171,6 +181,8 @@ def show(console: Console, name: str, judged: JudgedSubject) -> bool:
         if measures.share is not None:
             text = f"  {part}: worst share of the bound {measures.share.value:.4g} at {part}{measures.share}"
             console.print(text, markup=False, highlight=False)
+        if measures.growth is not None and measures.growth.certain:
+            console.print(f"  {part}: grows over tokens: {measures.growth}", markup=False, highlight=False)
     if result is not None and result.replays is not None:
         print(f"  replayed {int(result.replays.sum())} of {result.replays.size} query blocks")
     return judgement.verdict is Verdict.PASS
@@ -182,7 +194,7 @@ def show_subjects(console: Console) -> int:
         subject = load(name)
         console.print(f"[bold]{name}[/bold] {subject.missing() or subject.version}", highlight=False)
         for text in (
-            f"domain: {subject.domain.words}",
+            f"operation: {subject.operation}; domain: {subject.domain.words}",
             f"contract: {subject.contract or 'none stated'}",
             *subject.notes,
         ):
@@ -190,17 +202,19 @@ def show_subjects(console: Console) -> int:
     return 0
 
 
-def collect_findings(console: Console, selected: Sequence[str], out: Path | None, records: Path) -> int:
+def collect_findings(
+    console: Console, selected: Sequence[str], cases: Sequence[OpenCase] | None, out: Path | None, records: Path
+) -> int:
     """Judge, record, and write the table."""
     if selected:
         health.check_oracles()
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(selected) * len(OPEN_CASES))
+        task = progress.add_task("", total=len(selected) * len(OPEN_CASES if cases is None else cases))
 
         def report(name: str, case: OpenCase) -> None:
             progress.update(task, advance=1, description=f"{name} {case.name}")
 
-        found, left = findings.renew(selected, records, progress=report)
+        found, left = findings.renew(selected, records, cases=cases, progress=report)
     for name, reason in left.items():
         console.print(f"{name}: skipped, its records stay as they are: {reason}", markup=False, highlight=False)
     console.print(f"{len(found)} findings in {records.name}", highlight=False)

@@ -35,6 +35,8 @@ import numpy as np
 if TYPE_CHECKING:
     from jaxtyping import Float64, Int
 
+    from verify.measures import Worst
+
 FALSE_ALARM_RATE = 1e-9
 UNIFORM_VARIANCE = 1.0 / 3.0
 
@@ -54,6 +56,8 @@ class Bias:
         mean_square: mean over rows of the row's mean squared error.
         mean_square_limit: what `mean_square` stays below; inf where the statistic does not apply (half an ulp).
         false_alarm_rate: probability that either alarm is raised on a kernel that meets the hypotheses, at most.
+        worst: the element with the largest normalised error in size, with its sign (None from `bias` alone, which
+            does not see the elements).
     """
 
     normalised_by: str
@@ -66,6 +70,7 @@ class Bias:
     mean_square: float
     mean_square_limit: float
     false_alarm_rate: float
+    worst: Worst | None = None
 
     @property
     def alarm(self) -> bool:

@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 
 from verify.attention import health
+from verify.attention.gradients import health as gradient_health
 from verify.backend import device_model
+from verify.rotary import health as rotary_health
 from verify.runtime import tpu_present
 
 
@@ -63,4 +65,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def sound_instruments() -> None:
     """Nothing is judged before the backend and the oracles have been probed."""
     device_model()
-    health.check_oracles()
+    for oracles in (health, gradient_health, rotary_health):
+        oracles.check_oracles()

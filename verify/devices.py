@@ -1,9 +1,9 @@
 """Numerics models of the machines that run the kernels, as data.
 
 The contract's bounds take a model as an argument.  Every figure has a source: *measured* ones were measured on the
-backend itself (`python -m verify.device measure` does it again), *documented* ones stand in JAX's accuracy document
-(docs.jax.dev, "Numerical accuracy", reviewed 2026-09-18: the largest error over every argument of XLA's function on
-that generation), *inferred* ones are neither and say why they are believed.
+backend itself (`python -m verify.device measure --exhaustive` does it again), *documented* ones stand in JAX's accuracy
+document (docs.jax.dev, "Numerical accuracy", reviewed 2026-09-18: the largest error over every argument of XLA's
+function on that generation), *inferred* ones are neither and say why they are believed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ BF16_UNIT_ROUNDOFF = 2.0**-8
 
 ULP = 2.0**-23
 """The largest FP32 ulp relative to its value."""
+
+ULP_BELOW_ONE = 2.0**-24
+"""The FP32 ulp of the largest numbers below 1."""
 
 DOCUMENT = "documented: JAX's accuracy page"
 
@@ -40,6 +43,8 @@ class DeviceModel:
         rsqrt_relative: relative error of 1 / sqrt(x).
         reciprocal_relative: relative error of 1 / x and of 0.5 / x, result normal.
         sigmoid_relative: relative error of 1 / (1 + exp(-x)), result normal.
+        sin_absolute: absolute error of the sine for arguments of up to 2**20 in size (radians) ...
+        cos_absolute: ... and of the cosine; results are at most 1 in size, where an ulp is 2**-24.
         smallest_normal: results below it may become zero, and inputs below it may be read as zero.
         flushes: subnormal results do become zero.
         fused_multiply_add: x * y + z may round once.
@@ -63,6 +68,8 @@ class DeviceModel:
     rsqrt_relative: float
     reciprocal_relative: float
     sigmoid_relative: float
+    sin_absolute: float
+    cos_absolute: float
     smallest_normal: float
     flushes: bool
     fused_multiply_add: bool
@@ -76,11 +83,15 @@ def _documented(name: str, ulps: float) -> str:
     return f"{DOCUMENT}, FP32 table, {name}: {ulps:g} ulp at most over every argument"
 
 
+_TRIG = f"{DOCUMENT}, FP32 table, sin and cos, {{}}: {{}} ulp; inferred for Pallas, which lowers the same functions"
 _NATIVE_BF16 = "inferred: a BF16 vector unit rounds every operation; the rounding of each step is charged only once"
 _CONTRACTION = "inferred: the vector unit has no fused multiply-add instruction in the compiler's listings"
 _DEFAULT_DOT = "documented: jax.lax.Precision.DEFAULT computes FP32 products in BF16 on a TPU"
 _ACCUMULATION = "inferred: FP32 accumulation with either rounding or truncation"
 _FLUSHES = f"{DOCUMENT}: subnormal inputs and outputs are typically flushed to zero"
+
+_MEASURED = "measured over every normal FP32 argument, in 2**-23 of the value"
+"""The run stands in verify/data/device-cpu-interpret.json."""
 
 CPU_INTERPRET = DeviceModel(
     name="cpu-interpret",
@@ -96,6 +107,8 @@ CPU_INTERPRET = DeviceModel(
     rsqrt_relative=2 * ULP,
     reciprocal_relative=2.0**-24,
     sigmoid_relative=2.5 * ULP,
+    sin_absolute=ULP_BELOW_ONE,
+    cos_absolute=ULP_BELOW_ONE,
     smallest_normal=2.0**-126,
     flushes=True,
     fused_multiply_add=False,
@@ -113,16 +126,17 @@ CPU_INTERPRET = DeviceModel(
     sources={
         "unit_roundoff": "IEEE 754 addition and multiplication, round to nearest",
         "dot_unit_roundoff": "the same; the order of the sum is left open",
-        "exp2_relative": "measured over every FP32 argument in (-126, 128), 34.5 * 2**-23 at most; nearly all of it is "
-        "the rounding of x ln 2",
-        "exp_relative": "documented: JAX's accuracy page, 1.5 ulp; measured here: below it",
-        "log_relative": "measured, XLA:CPU; the documented figure is 1.5 ulp",
-        "log_absolute": "the same",
-        "tanh_relative": "documented: JAX's accuracy page, 5 ulp; measured here: below it",
+        "exp2_relative": f"{_MEASURED}: 34.5; nearly all of it is the rounding of x ln 2",
+        "exp_relative": f"{_MEASURED}: 0.6864; documented: JAX's accuracy page, 1.5 ulp",
+        "log_relative": f"{_MEASURED}: 0.4726 beyond the absolute part; documented: JAX's accuracy page, 1.5 ulp",
+        "log_absolute": "the same; room for arguments near 1",
+        "tanh_relative": f"{_MEASURED}: 3.441; documented: JAX's accuracy page, 5 ulp",
         "tanh_absolute": "subnormal arguments and results are flushed",
-        "rsqrt_relative": "documented: JAX's accuracy page, 1 to 2 ulp by processor; measured here: below it",
-        "reciprocal_relative": "IEEE 754 division",
-        "sigmoid_relative": "documented: JAX's accuracy page, logistic, 2.5 ulp; measured here: below it",
+        "rsqrt_relative": f"{_MEASURED}: 1.585; documented: JAX's accuracy page, 1 to 2 ulp by processor",
+        "reciprocal_relative": f"IEEE 754 division; {_MEASURED}: 0.5",
+        "sigmoid_relative": f"{_MEASURED}: 1.241; documented: JAX's accuracy page, logistic, 2.5 ulp",
+        "sin_absolute": f"{_MEASURED} of up to 2**20 in size: 0.5472 (here of 2**-24); twice the page's 0.5 ulp",
+        "cos_absolute": f"{_MEASURED} of up to 2**20 in size: 0.5472 (here of 2**-24); twice the page's 0.5 ulp",
         "smallest_normal": "XLA:CPU flushes subnormals and reads them as zero: measured by `python -m verify.device "
         "measure`",
         "flushes": "measured by `python -m verify.device measure`",
@@ -148,6 +162,8 @@ V5E = DeviceModel(
     rsqrt_relative=2.5 * ULP,
     reciprocal_relative=198.0 * ULP,
     sigmoid_relative=243.0 * ULP,
+    sin_absolute=3.5 * ULP_BELOW_ONE,
+    cos_absolute=3.5 * ULP_BELOW_ONE,
     smallest_normal=2.0**-126,
     flushes=True,
     fused_multiply_add=False,
@@ -174,6 +190,8 @@ V5E = DeviceModel(
         "rsqrt_relative": _documented("rsqrt, TPU v2-v5e", 2.5),
         "reciprocal_relative": _documented("reciprocal, TPU v2-v5e", 198.0),
         "sigmoid_relative": _documented("logistic, TPU v2-v5e", 243.0),
+        "sin_absolute": _TRIG.format("TPU v2-v5e", "3.5"),
+        "cos_absolute": _TRIG.format("TPU v2-v5e", "3.5"),
         "smallest_normal": _FLUSHES,
         "flushes": _FLUSHES,
         "fused_multiply_add": _CONTRACTION,
@@ -198,6 +216,8 @@ V6E = DeviceModel(
     rsqrt_relative=1.5 * ULP,
     reciprocal_relative=4 * ULP,
     sigmoid_relative=65.5 * ULP,
+    sin_absolute=3.5 * ULP_BELOW_ONE,
+    cos_absolute=3.5 * ULP_BELOW_ONE,
     smallest_normal=2.0**-126,
     flushes=True,
     fused_multiply_add=False,
@@ -225,6 +245,8 @@ V6E = DeviceModel(
         "rsqrt_relative": _documented("rsqrt", 1.5),
         "reciprocal_relative": "JAX's accuracy page: 1.5 ulp, with room for vrcp without a Newton step (inferred)",
         "sigmoid_relative": _documented("logistic", 65.5),
+        "sin_absolute": _TRIG.format("TPU v6e", "3.5"),
+        "cos_absolute": _TRIG.format("TPU v6e", "3.5"),
         "smallest_normal": _FLUSHES,
         "flushes": _FLUSHES,
         "fused_multiply_add": _CONTRACTION,
@@ -248,6 +270,8 @@ V7X = DeviceModel(
     rsqrt_relative=1.0 * ULP,
     reciprocal_relative=1.5 * ULP,
     sigmoid_relative=64.0 * ULP,
+    sin_absolute=3.5 * ULP_BELOW_ONE,
+    cos_absolute=3.5 * ULP_BELOW_ONE,
     smallest_normal=2.0**-126,
     flushes=True,
     fused_multiply_add=False,
@@ -274,6 +298,8 @@ V7X = DeviceModel(
         "rsqrt_relative": _documented("rsqrt, TPU 7x", 1.0),
         "reciprocal_relative": _documented("reciprocal, TPU 7x", 1.5),
         "sigmoid_relative": _documented("logistic, TPU 7x", 64.0),
+        "sin_absolute": _TRIG.format("TPU 7x", "3.0 and 3.5"),
+        "cos_absolute": _TRIG.format("TPU 7x", "3.0 and 3.5"),
         "smallest_normal": _FLUSHES,
         "flushes": _FLUSHES,
         "fused_multiply_add": "inferred: as on v6e; no listing of this generation was read for it",

@@ -19,6 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from verify.bias import Bias, bias
+from verify.growth import Growth, growth
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float64, Shaped
@@ -69,21 +70,25 @@ class Measures:
         format: "BF16" or "FP32", the format of `got`.
         count: how many elements were compared, at least 1.
         mismatches: how many differ in class.
+        mismatch: the first of them; None if there is none.
         absolute: |got - want|.
         relative: |got - want| / |want|, inf where want is 0 and got is not.
         ulp: ordinal distance in the format of `got`.
         share: |got - want| / bound, None if no bound was given.
         bias: systematic error (None if no compared pair is finite).
+        growth: how errors depend on the token (None for arrays without tokens).
     """
 
     format: str
     count: int
     mismatches: int
+    mismatch: Worst | None
     absolute: Worst
     relative: Worst
     ulp: Worst
     share: Worst | None
     bias: Bias | None
+    growth: Growth | None = None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -224,29 +229,46 @@ def _penalties(got: np.ndarray, want: np.ndarray, *, nan_matches: bool) -> np.nd
     return np.where(matches, 0.0, np.where(nan_got | nan_want, np.nan, np.inf))
 
 
-def measure(found: Errors, bound: Float64[np.ndarray, "*shape"] | None = None, *, lanes: bool = True) -> Measures:
+def measure(
+    found: Errors,
+    bound: Float64[np.ndarray, "*shape"] | None = None,
+    *,
+    lanes: bool = True,
+    tokens: int | None = None,
+) -> Measures:
     """All measures of elementwise errors.
 
     Args:
         found: the errors.
         bound: what they may be, of the shape of the compared arrays.
         lanes: the last axis holds lanes of one row, which share roundings; otherwise every element stands alone.
+        tokens: the axis of tokens, along which errors may grow; None if there is none.
 
     Raises:
         ComparisonError: the bound has another shape.
-        ValueError: the bound is negative or NaN somewhere among the compared elements.
+        ValueError: the bound is negative or NaN somewhere among the compared elements, or there is no such axis.
     """
     limit = None if bound is None else compared_bound(found, bound)
+    share = None if limit is None else shares(found, limit)
     return Measures(
         format=FORMAT_NAMES[found.got.dtype],
         count=found.got.size,
         mismatches=int(np.count_nonzero(found.mismatch)),
+        mismatch=found.at(int(found.odd[found.mismatch.argmax()]), found.absolute) if found.mismatch.any() else None,
         absolute=found.worst(found.absolute),
         relative=found.worst(_ratio(found, np.abs(found.want))),
         ulp=found.worst(ulp_distances(found)),
-        share=None if limit is None else found.worst(shares(found, limit)),
+        share=None if share is None else found.worst(share),
         bias=_bias(found, limit, lanes=lanes),
+        growth=None if tokens is None else _growth(found, share, tokens),
     )
+
+
+def _growth(found: Errors, share: np.ndarray | None, tokens: int) -> Growth:
+    if share is not None:
+        return growth(found, share, axis=tokens, normalised_by="bound")
+    of_ulp = found.spread(found.absolute / half_ulps(found.want, SIGNIFICANT_BITS[found.got.dtype]))
+    return growth(found, of_ulp, axis=tokens, normalised_by="half an ulp")
 
 
 def compared_bound(found: Errors, bound: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, " n"]:
@@ -305,12 +327,17 @@ def _bias(found: Errors, limit: np.ndarray | None, *, lanes: bool) -> Bias | Non
         return None
     positions = np.arange(found.got.size) if found.where is None else found.where
     rows = positions // found.shape[-1] if lanes and len(found.shape) > 1 else positions
-    if not usable.all():
-        rows, scale = rows[usable], scale[usable]
-        normalised = (found.wide[usable] - found.want[usable]) / scale
-    else:
+    kept = None if usable.all() else np.flatnonzero(usable)
+    if kept is None:
         normalised = (found.wide - found.want) / scale
-    return bias(normalised, rows, normalised_by="half an ulp" if limit is None else "bound")
+    else:
+        rows, scale = rows[kept], scale[kept]
+        normalised = (found.wide[kept] - found.want[kept]) / scale
+    largest = int(np.abs(normalised).argmax())
+    at = largest if kept is None else int(kept[largest])
+    worst = dataclasses.replace(found.at(at, found.absolute), value=float(normalised[largest]))
+    statistics = bias(normalised, rows, normalised_by="half an ulp" if limit is None else "bound")
+    return dataclasses.replace(statistics, worst=worst)
 
 
 def half_ulps(x: Float64[np.ndarray, " n"], digits: int) -> Float64[np.ndarray, " n"]:

@@ -1,37 +1,42 @@
 """Records: what one judgement found, as a line of JSON.
 
-A record is strictly valid JSON: NaN and infinities are the strings "nan", "inf", "-inf" (`encode_number`).  A line is
-written whole by one write on a file opened for appending, so that several processes may share a file and a killed one
-loses at most the line it was writing; a torn last line is skipped on reading and reported.
+A record is strictly valid JSON: NaN and infinities are the strings "nan", "inf", "-inf" (`encode_number`).  Several
+processes may share a file (`append_line`), and a killed one loses no record that it had finished: a line is on the disk
+before `append` returns, and what a killed process left of a line is cut off by the next one and skipped on reading.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import io
     from collections.abc import Iterator
     from pathlib import Path
 
-FORMAT = "flywheel-record/1"
+FORMAT = "flywheel-record/2"
 
-REQUIRED = ("format", "subject", "case", "family", "shape", "verdict", "reason", "measures", "environment", "reproduce")
-"""Fields of every record.
+REQUIRED = (
+    "format",
+    "subject",
+    "case",
+    "family",
+    "shape",
+    "features",
+    "verdict",
+    "reason",
+    "measures",
+    "environment",
+    "reproduce",
+)
+"""Fields of every record; docs/records.md says what they and the others hold."""
 
-- `subject`: the kernel's name, never altered.
-- `case`: the case's name; `case_file`: where it lies, if it is a file; `sha256`: digest of its bits.
-- `family`: ordinary, adversarial, boundary, non-finite, trace, corpus, fuzz.
-- `shape`: {batch, heads, kv_heads, q_len, kv_len, head_dim, causal, scale}.
-- `verdict`, `reason`: see `verify.verdict`.
-- `measures`: {"out": {...}, "lse": {...}}, see `verify.measures`.
-- `replays`: query blocks replayed; `query_blocks`: how many there are; null when the subject does not say.
-- `seconds`: wall time of the judgement.
-- `environment`: {backend, device_model, interpret, versions: {package: version}, date}.
-- `reproduce`: the command that judges the case again.
-"""
+_SEARCHED = 1 << 16
+"""Bytes read at a time in search of the last line end."""
 
 
 class RecordError(ValueError):
@@ -64,11 +69,57 @@ def append(path: Path, record: dict[str, Any]) -> None:
     if missing or record["format"] != FORMAT:
         message = f"a record needs format {FORMAT} and {', '.join(REQUIRED)}; missing: {', '.join(missing) or 'none'}"
         raise RecordError(message)
-    line = json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n"
+    append_line(path, json.dumps(record, allow_nan=False, separators=(",", ":")))
+
+
+def append_line(path: Path, text: str) -> None:
+    """Add one line to a file that several processes append to; it is on the disk when this returns.
+
+    Each takes an exclusive lock on the file while it writes, so that lines never mix.  What lies behind the last line
+    end belongs to a process that was killed while it wrote, and is cut off.
+
+    Raises:
+        ValueError: the text is more than one line.
+    """
+    if "\n" in text:
+        message = f"text must be one line, got {text[:80]!r}"
+        raise ValueError(message)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    created = not path.exists()
+    with path.open("ab+", buffering=0) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file is closed, by a kill too
+        end = _whole_lines(file)
+        file.truncate(end)
+        rest = memoryview(f"{text}\n".encode())
+        try:
+            while rest:
+                rest = rest[file.write(rest) :]
+        except OSError:  # a full disk
+            file.truncate(end)
+            raise
+        os.fsync(file.fileno())
+    if created:
+        _sync_directory(path.parent)
+
+
+def _whole_lines(file: io.FileIO) -> int:
+    """Bytes up to and including the last line end."""
+    position = file.seek(0, os.SEEK_END)
+    while position > 0:
+        start = max(position - _SEARCHED, 0)
+        file.seek(start)
+        found = file.read(position - start).rfind(b"\n")
+        if found >= 0:
+            return start + found + 1
+        position = start
+    return 0
+
+
+def _sync_directory(directory: Path) -> None:
+    """A new file's name is part of its directory, which is synced apart."""
+    handle = os.open(directory, os.O_RDONLY)
     try:
-        os.write(handle, line.encode())
+        os.fsync(handle)
     finally:
         os.close(handle)
 

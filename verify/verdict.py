@@ -35,6 +35,22 @@ class Verdict(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
+class Escalation:
+    """Rows that float64 could not decide, which ball arithmetic computed, out of all rows of the compared arrays."""
+
+    rows: int
+    of: int
+
+    @property
+    def share(self) -> float:
+        """Their share."""
+        return self.rows / self.of if self.of else 0.0
+
+    def __str__(self) -> str:
+        return f"{self.rows} of {self.of} rows ({self.share:.2%}) computed by ball arithmetic"
+
+
+@dataclasses.dataclass(frozen=True)
 class Judgement:
     """A verdict with its grounds.
 
@@ -43,12 +59,14 @@ class Judgement:
         reason: the conclusion in words; a failure names the worst element, both values, their bits and the bound.
         measures: error measures by name of the compared array ("out", "lse"); empty if nothing could be compared.
         notes: remarks that do not change the verdict (rows left out, elements decided by ball arithmetic ...).
+        escalation: how many rows ball arithmetic had to compute; None if nothing was compared.
     """
 
     verdict: Verdict
     reason: str
     measures: Mapping[str, Measures] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    escalation: Escalation | None = None
 
     @property
     def passed(self) -> bool:
@@ -197,6 +215,12 @@ def _places(name: str, found: Errors, wrong: np.ndarray) -> list[str]:
 AXES = {
     ("out", 4): ("batch", "head", "row", "lane"),
     ("lse", 3): ("batch", "head", "row"),
+    ("max_logit", 3): ("batch", "head", "row"),
+    ("max_logit", 2): ("batch", "head"),
+    ("dq", 4): ("batch", "head", "row", "lane"),
+    ("dk", 4): ("batch", "KV head", "key", "lane"),
+    ("dv", 4): ("batch", "KV head", "key", "lane"),
+    ("dsinks", 1): ("head",),
 }
 MOST_RANGES = 4
 

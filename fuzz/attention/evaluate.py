@@ -14,18 +14,18 @@ from fuzz.attention.buckets import LANES, LOG2_E
 from fuzz.outcome import severity, shares
 from verify.attention import oracle_float64
 from verify.attention.adversarial import FLYWHEEL_LIMIT
-from verify.attention.contract import contract_bound
 from verify.attention.examine import Examined, record_of
 from verify.attention.judge import judge
 from verify.attention.subjects import SubjectResult
 from verify.backend import device_model
+from verify.subjects.judging import bound_of, promised_rows
 from verify.verdict import Judgement, Verdict
 
 if TYPE_CHECKING:
-    from fuzz.subjects import Subject
     from verify.attention.cases import AttentionCase
     from verify.attention.problem import AttentionProblem
     from verify.attention.reference import Reference
+    from verify.subjects.subject import Subject
 
 LARGEST_SCORE = 64.0
 """Scores are cut to +-64 log2 units: Hypothesis takes finite ones only."""
@@ -45,18 +45,31 @@ def evaluate(
         reproduce: the command that judges the case again.
 
     Returns:
-        A record (`verify.records`) with `case_spec`, `root`, `scores` and `cells` for the search; None if the case
-        holds a non-finite value or a row outside the contract's domain, so that it says nothing.
+        A record (`verify.records`) with `case_spec`, `root`, `scores` and `cells` for the search; None if the kernel
+        does not take the case, or if the case holds a non-finite value or a row outside the contract's domain, so that
+        it says nothing.
     """
     start = time.perf_counter()
-    bound = contract_bound(problem, device_model())
-    if not bound.inside_domain.all():
+    if subject.unsupported(problem) is not None:
         return None
     reference = oracle_float64.attention(problem)
+    bound = bound_of(subject, problem, reference, device_model())
+    if not bound.inside_domain.all():
+        return None
+    promised = promised_rows(subject, problem)
     try:
         result = subject(problem, config=case.config)
-        judgement = judge(problem, result.out, result.lse, bound, reference=reference)
+        judgement = judge(
+            problem,
+            result.out,
+            result.lse,
+            bound,
+            reference=reference,
+            left_out=None if promised.all() else ~promised,
+        )
         raised = None
+    except NotImplementedError:
+        return None
     except Exception as error:  # noqa: BLE001  whatever a kernel raises is its result
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}:{frame.lineno}"

@@ -1,14 +1,16 @@
 """Cases: small readable descriptions from which the exact bits of q, k, v follow on any machine.
 
 A case is a shape, a seed, and a list of edits.  The base values come from a counter-based generator defined here, in
-integers, so that they depend on no library's version; edits set, scale or copy words.  `AttentionCase.to_json` is what
-a case file holds, with the digest of the bits it must build.
+integers, so that they depend on no library's version; edits set, scale or copy words.  A case file holds
+`AttentionCase.to_json`, which names the generator and carries the digest of the bits it must build, and the versions at
+which it was written.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.metadata
 import json
 import math
 from typing import TYPE_CHECKING, Any
@@ -19,12 +21,18 @@ import numpy as np
 from verify.attention.paged import PagedProblem, paginate
 from verify.attention.problem import BF16, AttentionProblem
 from verify.attention.ragged import RaggedProblem
+from verify.records import encode_number
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FORMAT = "flywheel-attention-case/1"
 TENSORS = ("q", "k", "v")
+
+GENERATOR = "splitmix64-irwin-hall-4"
+"""What `base_values` draws with: the name changes when its bits do."""
+
+_ABOUT_THE_FILE = ("format", "generator", "dtype", "versions", "sha256")
 
 
 class CaseError(ValueError):
@@ -118,6 +126,10 @@ class AttentionCase:
         q, k, v = self._tensors()
         return AttentionProblem(q, k, v, self.causal, self.scale_value, **self._features(), **ids)
 
+    def features_json(self) -> dict[str, Any]:
+        """`features_json` of what the case builds."""
+        return features_json(self.build())
+
     def ragged(self) -> RaggedProblem | None:
         """The ragged batch that the case describes; None if it is a dense one."""
         if self.cu_seqlens_q is None or self.cu_seqlens_k is None:
@@ -165,7 +177,7 @@ class AttentionCase:
         Args:
             sha256: `digest` of what the case builds, from a caller that has built it; None builds it.
         """
-        body: dict[str, Any] = {"format": FORMAT}
+        body: dict[str, Any] = {"format": FORMAT, "generator": GENERATOR, "dtype": str(BF16)}
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name == "edits":
@@ -185,7 +197,11 @@ class AttentionCase:
         if body.get("format") != FORMAT:
             message = f"format must be {FORMAT}, got {body.get('format')!r}"
             raise CaseError(message)
-        fields = {key: value for key, value in body.items() if key not in ("format", "sha256")}
+        for key, only in (("generator", GENERATOR), ("dtype", str(BF16))):
+            if body.get(key, only) != only:
+                message = f"{key} must be {only}, got {body[key]!r}"
+                raise CaseError(message)
+        fields = {key: value for key, value in body.items() if key not in _ABOUT_THE_FILE}
         try:
             fields["edits"] = tuple(_edit_from_json(edit) for edit in fields.get("edits", ()))
             for key, value in fields.items():
@@ -211,7 +227,8 @@ def save_case(case: AttentionCase, path: Path) -> None:
     """Write a case file; the file appears whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(case.to_json(), indent=1) + "\n", encoding="utf-8")
+    body = case.to_json() | {"versions": {name: importlib.metadata.version(name) for name in ("jax", "numpy")}}
+    partial.write_text(json.dumps(body, indent=1) + "\n", encoding="utf-8")
     partial.replace(path)
 
 
@@ -246,6 +263,24 @@ def digest(problem: AttentionProblem) -> str:
         if x is not None:
             h.update(f" {name} ".encode() + np.ascontiguousarray(x).astype("<i8").tobytes())
     return h.hexdigest()
+
+
+def features_json(problem: AttentionProblem) -> dict[str, Any]:
+    """What a call asks for beyond plain dense attention, as strict JSON; empty if nothing."""
+    body: dict[str, Any] = {}
+    if problem.v_dim != problem.head_dim:
+        body["v_dim"] = problem.v_dim
+    if problem.window is not None:
+        body["window"] = list(problem.window)
+    if problem.softcap is not None:
+        body["softcap"] = problem.softcap
+    if problem.sinks is not None:
+        body["sinks"] = [encode_number(sink) for sink in problem.sinks]
+    if problem.q_segments is not None and problem.k_segments is not None:
+        body["segments"] = {"q": np.unique(problem.q_segments).size, "k": np.unique(problem.k_segments).size}
+    if problem.q_positions is not None and problem.q_positions.size:
+        body["positions"] = [int(x) for x in (problem.q_positions.min(), problem.q_positions.max())]
+    return body
 
 
 def base_values(shape: tuple[int, ...], stream: int, exponent: int | None) -> np.ndarray:

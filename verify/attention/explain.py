@@ -63,7 +63,37 @@ def _other_keys(problem: AttentionProblem, batch: int, row: int, keys: np.ndarra
         counts = _counts(problem, row, problem.visible(row))
         return {name: np.arange(count) for name, count in counts.items()}
     names = {name: other.seen(batch, row) for name, other in _other_masks(problem).items()}
+    names["positions of queries and keys that wrap around in 16 bits"] = _wrapped(problem, batch, row)
     return {name: other for name, other in names.items() if not np.array_equal(other, keys)}
+
+
+def _wrapped(problem: AttentionProblem, batch: int, row: int) -> np.ndarray:
+    """What the row sees if every position is stored as a 16-bit integer."""
+    query, keys = problem.positions(batch)[row].astype(np.int16), np.arange(problem.kv_len).astype(np.int16)
+    distance = keys.astype(np.int64) - np.int64(query)
+    left, right = problem.window or (None, None)
+    seen = distance <= 0 if problem.causal else np.ones(problem.kv_len, dtype=bool)
+    if left is not None:
+        seen &= distance >= -left
+    if right is not None:
+        seen &= distance <= right
+    if problem.q_segments is not None and problem.k_segments is not None:
+        seen &= problem.k_segments[batch] == problem.q_segments[batch, row]
+    return np.flatnonzero(seen)
+
+
+def _top_left(problem: AttentionProblem, batch: int) -> np.ndarray:
+    """Positions aligned top-left: with the row's own number, counted within its segment if there are segments."""
+    rows = np.arange(problem.q_len)
+    if problem.q_segments is None or problem.k_segments is None:
+        return rows
+    aligned = rows.copy()
+    for segment in np.unique(problem.q_segments[batch]):
+        members = np.flatnonzero(problem.q_segments[batch] == segment)
+        keys = np.flatnonzero(problem.k_segments[batch] == segment)
+        if keys.size:
+            aligned[members] = keys[0] + np.arange(members.size)
+    return aligned
 
 
 def _other_masks(problem: AttentionProblem) -> dict[str, AttentionProblem]:
@@ -80,7 +110,7 @@ def _other_masks(problem: AttentionProblem) -> dict[str, AttentionProblem]:
     if problem.q_segments is not None:
         names["segment ids ignored"] = dataclasses.replace(problem, q_segments=None, k_segments=None)
     aligned = np.stack([problem.positions(entry) for entry in range(problem.batch)])
-    top_left = np.broadcast_to(np.arange(problem.q_len), aligned.shape)
+    top_left = np.stack([_top_left(problem, entry) for entry in range(problem.batch)])
     names["rows aligned top-left instead of bottom-right"] = dataclasses.replace(problem, q_positions=top_left)
     for name, step in (("early", -1), ("late", 1)):
         names[f"rows aligned one key {name}"] = dataclasses.replace(problem, q_positions=aligned + step)

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
-from verify.attention import oracle_arb, oracle_float64, oracle_mpmath
+from verify.attention import agreement, oracle_arb, oracle_float64, oracle_mpmath
 from verify.attention.definition import Known, by_decimal, exact
 from verify.attention.known_features import feature_answers
 from verify.attention.problem import AttentionProblem
-from verify.attention.reference import OracleUnsound, Reference
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from verify.attention.reference import Reference
 
     Oracle = Callable[[AttentionProblem], Reference]
 
@@ -68,11 +69,7 @@ def cross_check(problem: AttentionProblem, oracles: Mapping[str, Oracle]) -> Non
     Raises:
         OracleUnsound: two of them differ by more than the sum of their bounds.
     """
-    found = {name: oracle(problem) for name, oracle in oracles.items()}
-    names = list(found)
-    for position, first in enumerate(names):
-        for second in names[position + 1 :]:
-            _agree(f"{first} against {second}", found[first], found[second])
+    agreement.cross_check({name: oracle(problem) for name, oracle in oracles.items()}, _agree)
 
 
 def _agree(what: str, found: Reference, other: Reference) -> None:
@@ -80,17 +77,7 @@ def _agree(what: str, found: Reference, other: Reference) -> None:
         got, want = getattr(found, name), getattr(other, name)
         if name == "max_logit" and (got is None or want is None):
             continue
-        room = getattr(found, f"{name}_error") + getattr(other, f"{name}_error")
-        if got.shape != want.shape:
-            message = f"{what}: {name} has shape {got.shape}, not {want.shape}"
-            raise OracleUnsound(message)
-        same = (got == want) | (np.isnan(got) & np.isnan(want))
-        with np.errstate(invalid="ignore"):
-            same |= np.isfinite(got) & np.isfinite(want) & (np.abs(got - want) <= room)
-        if not same.all():
-            index = tuple(int(i) for i in np.unravel_index(int(same.argmin()), same.shape))
-            message = f"{what}: {name}{list(index)} is {got[index]!r}, not {want[index]!r} +- {room[index]!r}"
-            raise OracleUnsound(message)
+        agreement.agree(what, name, got, want, getattr(found, f"{name}_error") + getattr(other, f"{name}_error"))
 
 
 def _accurate(what: str, found: Reference, problem: AttentionProblem) -> None:
@@ -101,10 +88,7 @@ def _accurate(what: str, found: Reference, problem: AttentionProblem) -> None:
     if found.max_logit is not None:
         sizes["max_logit"] = 1.0 + np.abs(np.where(np.isfinite(found.max_logit), found.max_logit, 0.0))
     for name, size in sizes.items():
-        error = getattr(found, f"{name}_error") / size
-        if not np.all(error <= ACCURACY):
-            message = f"{what}: its own bound of {name} is {error.max():.3g}, more than {ACCURACY:.3g}"
-            raise OracleUnsound(message)
+        agreement.accurate(what, name, getattr(found, f"{name}_error"), size, ACCURACY)
 
 
 def known_answers() -> Iterator[Known]:

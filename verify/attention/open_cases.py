@@ -17,6 +17,7 @@ import numpy as np
 
 from verify.attention import adversarial
 from verify.attention.problem import AttentionProblem
+from verify.attention.ragged import aligned_keys, segments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +37,8 @@ class OpenCase:
         words: the input, as a reader would say it.
         answer: the right answer in words.
         make: builds the problem.
-        out: closed form per query row, the same for every head and lane; None if the oracles alone say it.
+        out: closed form per query row, or per batch entry and query row, the same for every head and lane; None if the
+            oracles alone say it.
         lse: the same for the LSE (nats).
         config: (block_q, block_kv, fragment) for a kernel that takes it.
         power: a trivial answer must not pass.
@@ -47,7 +49,7 @@ class OpenCase:
     words: str
     answer: str
     make: Callable[[], AttentionProblem]
-    out: tuple[float, ...] | None = None
+    out: tuple[float, ...] | tuple[tuple[float, ...], ...] | None = None
     lse: tuple[float, ...] | None = None
     config: tuple[int, int, int] = (0, 0, 0)
     power: bool = True
@@ -114,6 +116,15 @@ def _masking() -> list[OpenCase]:
             out=(0.0,) * 256 + tuple(i / 2 for i in range(128)),
             lse=(-math.inf,) * 256 + tuple(math.log(i + 1) for i in range(128)),
             config=BLOCKS,
+        ),
+        OpenCase(
+            "a2-causal-mask-that-hides-nothing",
+            "one query at the end of 128 keys, causal, K = 0, V[j] = j mod 8",
+            "3.5, LSE ln 128",
+            lambda: planted(1, [0.0] * 128, [float(j % 8) for j in range(128)]),
+            out=(3.5,),
+            lse=(math.log(128),),
+            power=False,
         ),
         OpenCase(
             "a3a-large-score-before-the-window",
@@ -198,6 +209,23 @@ def _logits() -> list[OpenCase]:
             lambda: planted(1, [-100.0] * 4, [1.0, 2.0, 3.0, 6.0], causal=False),
             out=(3.0,),
             lse=(-100.0 + math.log(4.0),),
+        ),
+        OpenCase(
+            "b3c-capped-above-a-callers-constant",
+            "soft cap 20, scores 140, 139, V = 1, 0",
+            "0.500000875, LSE 20.6931122: the cap comes first",
+            lambda: planted(1, [140.0, 139.0], [1.0, 0.0], causal=False, softcap=20.0),
+            out=(1.0 / (1.0 + math.exp(20.0 * (math.tanh(6.95) - math.tanh(7.0)))),),
+            lse=(math.log(math.exp(20.0 * math.tanh(7.0)) + math.exp(20.0 * math.tanh(6.95))),),
+            power=False,
+        ),
+        OpenCase(
+            "b3c-capped-below-a-callers-constant",
+            "soft cap 20, four scores of -100, V = 1, 2, 3, 6",
+            "3, LSE -18.6119",
+            lambda: planted(1, [-100.0] * 4, [1.0, 2.0, 3.0, 6.0], causal=False, softcap=20.0),
+            out=(3.0,),
+            lse=(20.0 * math.tanh(-5.0) + math.log(4.0),),
         ),
         OpenCase(
             "b4-soft-cap-of-huge-logits",
@@ -336,9 +364,31 @@ def _lengths() -> list[OpenCase]:
                 window=(1023, None),
             ),
             out=(1490 / 1024,),
+            power=False,
             tier="deep",
         )
     )
+    cases += [
+        OpenCase(
+            f"e1-positions-around-{first + 1}",
+            f"queries at {first - 1}..{last}, window of 1024 keys, K = 0, V = 1 up to key {first} and 3 above",
+            "(1024 + 2 n) / 1024, n the number of keys above that a query sees",
+            functools.partial(
+                lambda first, last: planted(
+                    last - first + 2,
+                    [0.0] * (last + 1),
+                    [1.0 if j <= first else 3.0 for j in range(last + 1)],
+                    window=(1023, None),
+                ),
+                first,
+                last,
+            ),
+            out=tuple((1024 + 2 * max(p - first, 0)) / 1024 for p in range(first - 1, last + 1)),
+            power=False,
+            tier="deep",
+        )
+        for first, last in ((32767, 32769), (65535, 65537))
+    ]
     cases.append(
         OpenCase(
             "e2-zero-length-sequences",
@@ -367,6 +417,21 @@ def _lengths() -> list[OpenCase]:
             power=False,
         )
     )
+    cases += [
+        OpenCase(
+            f"e7-{name}",
+            f"packed: a, b and 40 - a - b tokens, {words}, K = 0, V of the three sequences is 1, 2 and 776",
+            "rows 0..a-1: 1, rows a..a+b-1: 2; the guard rows behind them 776",
+            functools.partial(_guarded, pairs),
+            out=tuple((1.0,) * a + (2.0,) * b + (GUARD,) * (GUARDED - a - b) for a, b in pairs),
+            power=False,
+            tier=tier,
+        )
+        for name, words, pairs, tier in (
+            ("a-few-pairs-of-lengths", f"{len(FEW_PAIRS)} pairs around multiples of 8", FEW_PAIRS, "cover"),
+            ("every-pair-of-lengths", "every a and b in 1..17", ALL_PAIRS, "deep"),
+        )
+    ]
     cases.append(
         OpenCase(
             "e8-nan-in-a-neighbour",
@@ -386,6 +451,32 @@ def _lengths() -> list[OpenCase]:
         )
     )
     return cases
+
+
+ALL_PAIRS = tuple((a, b) for a in range(1, 18) for b in range(1, 18))
+FEW_PAIRS = ((1, 1), (1, 17), (7, 9), (8, 8), (9, 7), (13, 17), (16, 1), (17, 15))
+GUARDED = 40
+GUARD = 776.0
+"""777 in BF16."""
+
+
+def _guarded(pairs: Sequence[tuple[int, int]]) -> AttentionProblem:
+    """One pair of sequences per batch entry, with guard rows behind them that see each other alone.
+
+    A store of whole tiles that overruns its sequence replaces rows of the next one, or the guard's.
+    """
+    ids = np.array([[0] * a + [1] * b + [2] * (GUARDED - a - b) for a, b in pairs], np.int32)
+    shape = (len(pairs), 1, GUARDED, HEAD_DIM)
+    v = np.array([1.0, 2.0, GUARD])[ids].astype(BF16)[:, None, :, None]
+    return AttentionProblem(
+        np.ones(shape, BF16),
+        np.zeros(shape, BF16),
+        np.ascontiguousarray(np.broadcast_to(v, shape)),
+        causal=False,
+        scale=1.0,
+        q_segments=ids,
+        k_segments=ids,
+    )
 
 
 def _packed(lengths: Sequence[int], *, poisoned: int | None = None, padding: int = 0) -> AttentionProblem:
@@ -411,7 +502,27 @@ def _verification() -> list[OpenCase]:
             lambda: planted(3, [0.0] * 128, [float(j) for j in range(128)]),
             out=(62.5, 63.0, 63.5),
         ),
+        OpenCase(
+            "g3-ragged-bottom-right-alignment",
+            "packed: 3 queries on 128 keys, 2 on 64, causal, scores 0, V[j] = j within each sequence",
+            "62.5, 63, 63.5 and 31, 31.5 (a top-left mask would give 0, 0.5, 1 and 0, 0.5)",
+            _ragged_alignment,
+            out=(62.5, 63.0, 63.5, 31.0, 31.5),
+            lse=tuple(math.log(n) for n in (126, 127, 128, 63, 64)),
+        ),
     ]
+
+
+def _ragged_alignment() -> AttentionProblem:
+    cu_q, cu_k = np.array([0, 3, 5], np.int32), np.array([0, 128, 192], np.int32)
+    return planted(
+        5,
+        [0.0] * 192,
+        [float(j) for j in (*range(128), *range(64))],
+        q_segments=segments(cu_q)[None],
+        k_segments=segments(cu_k)[None],
+        q_positions=aligned_keys(cu_q, cu_k)[None],
+    )
 
 
 def _narrow() -> AttentionProblem:

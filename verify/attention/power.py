@@ -9,6 +9,7 @@ import numpy as np
 
 from verify.attention import oracle_float64
 from verify.attention.problem import widen
+from verify.measures import BF16, Worst, bits, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,6 +20,25 @@ if TYPE_CHECKING:
     from verify.attention.reference import Reference
 
 BLOCK = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class Accepted:
+    """A wrong answer that a bound takes.
+
+    Attributes:
+        name: what it is.
+        nearest: where it comes nearest to leaving the bound: index, its value and f's, the words nearest to both in
+            BF16; the value is the share of the bound.
+    """
+
+    name: str
+    nearest: Worst
+
+    def __str__(self) -> str:
+        return f"{self.name} (at most {self.nearest.value:.3g} of the bound, at out{self.nearest})"
+
+
 Answer = tuple["Float64[np.ndarray, 'batch heads q_len v_dim']", "Float64[np.ndarray, 'batch heads q_len head_dim']"]
 
 
@@ -27,8 +47,8 @@ def powerless(
     reference: Reference,
     bound: Float64[np.ndarray, "batch heads q_len v_dim"],
     inside_domain: Bool[np.ndarray, "batch heads q_len"],
-) -> list[str]:
-    """Names of the wrong answers that lie within the bound in every element that is judged by value.
+) -> list[Accepted]:
+    """The wrong answers that lie within the bound in every element that is judged by value.
 
     An answer that agrees with f everywhere to within the two proved errors is taken for f itself and does not count:
     for equal logits the mean of V is the right answer, and no comparison could tell them apart.
@@ -42,8 +62,16 @@ def powerless(
         distance = np.abs(answer[judged] - want)  # NaN or inf, should the answer not be finite: never within
         equal = distance <= doubt + error[judged]
         if np.all(distance <= limit) and not equal.all():
-            weak.append(name)
+            weak.append(Accepted(name, _nearest(answer, reference.out, bound, judged)))
     return weak
+
+
+def _nearest(answer: np.ndarray, want: np.ndarray, bound: np.ndarray, judged: np.ndarray) -> Worst:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = np.where(judged & (bound > 0.0), np.abs(answer - want) / bound, 0.0)
+    index = tuple(int(i) for i in np.unravel_index(int(share.argmax()), share.shape))
+    words = (bits(nearest(float(x[index]), BF16)) for x in (answer, want))
+    return Worst(float(share[index]), index, float(answer[index]), float(want[index]), *words)
 
 
 def _wrong_answers(problem: AttentionProblem, reference: Reference) -> Iterator[tuple[str, Answer]]:

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING
 import ml_dtypes
 import numpy as np
 
+from verify.attention.shapes import Shapes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -67,7 +69,7 @@ class View:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class AttentionProblem:
+class AttentionProblem(Shapes):
     """Inputs of one dense attention call.
 
     Attributes:
@@ -138,49 +140,10 @@ class AttentionProblem:
                 raise ValueError(message)
 
     @property
-    def batch(self) -> int:
-        """Independent problems in the call."""
-        return self.q.shape[0]
-
-    @property
-    def heads(self) -> int:
-        """Query heads."""
-        return self.q.shape[1]
-
-    @property
-    def kv_heads(self) -> int:
-        """KV heads, of which each serves a group of query heads."""
-        return self.k.shape[1]
-
-    @property
-    def q_len(self) -> int:
-        """Queries."""
-        return self.q.shape[2]
-
-    @property
-    def kv_len(self) -> int:
-        """Keys."""
-        return self.k.shape[2]
-
-    @property
-    def head_dim(self) -> int:
-        """Width of queries and keys."""
-        return self.q.shape[3]
-
-    @property
-    def v_dim(self) -> int:
-        """Width of values and outputs."""
-        return self.v.shape[3]
-
-    @property
     def features(self) -> tuple[str, ...]:
         """Names of what this problem asks of a kernel beyond plain dense attention."""
         names = tuple(name for name in FEATURES if getattr(self, name) is not None)
         return names if self.v_dim == self.head_dim else (*names, "v_dim")
-
-    def kv_head(self, head: int) -> int:
-        """The KV head that query head `head` reads."""
-        return head // (self.heads // self.kv_heads)
 
     def sink(self, head: int) -> float | None:
         """The sink's logit in nats, NaN or +inf included; None where there is none."""

@@ -141,6 +141,20 @@ def segments(cu_seqlens: Int[np.ndarray, " sequences_plus_1"]) -> Int[np.ndarray
     return np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
 
 
+def aligned_within_segments(problem: AttentionProblem) -> bool:
+    """Whether the positions of a problem with segments say that each segment's last rows meet its last keys."""
+    if problem.q_segments is None or problem.k_segments is None or problem.q_positions is None:
+        return False
+    for batch in range(problem.batch):
+        ids, keys = problem.q_segments[batch], problem.k_segments[batch]
+        for segment in np.unique(ids):
+            rows, own = np.flatnonzero(ids == segment), np.flatnonzero(keys == segment)
+            due = (own[-1] + 1 if own.size else 0) - rows.size + np.arange(rows.size)
+            if own.size and (problem.q_positions[batch, rows] != due).any():
+                return False
+    return True
+
+
 def aligned_keys(cu_seqlens_q: np.ndarray, cu_seqlens_k: np.ndarray) -> Int[np.ndarray, " q_tokens"]:
     """The packed key with which each packed row is aligned: the last rows of a sequence meet its last keys."""
     ends_q, ends_k = (x.astype(np.int64)[1:] for x in (cu_seqlens_q, cu_seqlens_k))

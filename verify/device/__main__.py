@@ -13,7 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from verify.device.envelopes import FUNCTIONS
-from verify.device.fit import Fit, Properties, fit, probe_properties, to_json
+from verify.device.fit import STATE, Fit, Properties, fit, probe_properties, to_json
 from verify.devices import MODELS, ULP
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         nargs="*",
         choices=sorted(FUNCTIONS),
         metavar="FUNCTION",
-        help=f"every FP32 argument of these functions; without a name: exp2 ({', '.join(FUNCTIONS)})",
+        help=f"every normal FP32 argument of these functions; without a name: all ({', '.join(FUNCTIONS)})",
+    )
+    measure.add_argument(
+        "--state", type=Path, default=STATE, metavar="FILE", help="finished blocks of --exhaustive; a new run goes on"
     )
     measure.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
     show = commands.add_parser("show", help="what a model claims, and the source of each figure")
@@ -45,11 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in options.models or MODELS:
             console.print(_claims(MODELS[name]))
         return 0
-    exhaustive = ("exp2",) if options.exhaustive == [] else tuple(options.exhaustive or ())
-    return measure_machine(console, exhaustive, options.json)
+    exhaustive = tuple(FUNCTIONS) if options.exhaustive == [] else tuple(options.exhaustive or ())
+    return measure_machine(console, exhaustive, options.state, options.json)
 
 
-def measure_machine(console: Console, exhaustive: Sequence[str], json_file: Path | None) -> int:
+def measure_machine(console: Console, exhaustive: Sequence[str], state: Path, json_file: Path | None) -> int:
     """Measure, print, and say which model fits."""
     properties = probe_properties()
     console.print(_properties(properties))
@@ -62,7 +65,7 @@ def measure_machine(console: Console, exhaustive: Sequence[str], json_file: Path
                 completed = list(FUNCTIONS).index(name) + done
                 progress.update(task, completed=completed, description=name)  # pyright: ignore[reportArgumentType]
 
-            fits.append(fit(model, properties, exhaustive=exhaustive, progress=report))
+            fits.append(fit(model, properties, exhaustive=exhaustive, state=state, progress=report))
     for found in fits:
         if found.envelopes:
             console.print(_envelopes(found))
@@ -95,7 +98,7 @@ def _properties(properties: Properties) -> Table:
 
 
 def _envelopes(found: Fit) -> Table:
-    table = Table(title=f"device model {found.model.name}: largest errors; FP32 in units of 2^-23, BF16 in BF16 ulp")
+    table = Table(title=f"device model {found.model.name}: largest errors; FP32 in 2^-23 (sin, cos: 2^-24), BF16 ulp")
     for column in ("function", "arguments", "tried", "measured", "at", "claimed", "holds"):
         table.add_column(column, justify="left" if column in ("function", "arguments") else "right")
     for envelope in found.envelopes:

@@ -1,8 +1,12 @@
 """Measuring the envelopes of the transcendental functions that a device model claims.
 
 Three spaces of arguments: every BF16 number with the function in FP32 (what a kernel does after it has widened its
-input), every BF16 number with the function in BF16, and FP32 numbers of every binade, all of them or every n-th.  The
-reference is numpy's float64 function, whose own error is below 2**-50.
+input), every BF16 number with the function in BF16, and FP32 numbers of every binade: every n-th of them here, all of
+them in `verify.device.exhaustive`.
+
+The reference is numpy's float64 function, whose own error is below 2**-50 of the value (of 1, for sine and cosine): a
+few of float64's ulps, of which an FP32 ulp holds 2**29, so that a measured figure is known to 2**-26 ulp.  A test holds
+numpy to that by arbitrary precision, binade by binade.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import ml_dtypes
 import numpy as np
 from jax import lax
 
-from verify.devices import ULP, DeviceModel
+from verify.devices import ULP, ULP_BELOW_ONE, DeviceModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,6 +46,7 @@ class Function:
         binades: exponents of the arguments on which it is measured; below them it differs from its value at 0 by less
             than any envelope, above them it overflows or is constant.
         negative: defined for negative arguments too.
+        largest: beyond it no model claims anything; None if the function is claimed for every argument.
     """
 
     name: str
@@ -49,14 +54,20 @@ class Function:
     exact: Callable[[np.ndarray], np.ndarray]
     binades: range
     negative: bool
+    largest: float | None = None
 
-    def relative(self, model: DeviceModel) -> float:
-        """The relative envelope that the model claims."""
-        return getattr(model, f"{self.name}_relative")
+    def relative(self, model: DeviceModel) -> float | None:
+        """The relative envelope that the model claims; None if the absolute one stands alone."""
+        return getattr(model, f"{self.name}_relative", None)
 
     def absolute(self, model: DeviceModel) -> float:
         """The absolute part, 0 if the model claims none."""
         return getattr(model, f"{self.name}_absolute", 0.0)
+
+    def claimed(self, model: DeviceModel) -> tuple[float, float]:
+        """What a measured figure is compared with, and the unit it is shown in."""
+        relative = self.relative(model)
+        return (self.absolute(model), ULP_BELOW_ONE) if relative is None else (relative, ULP)
 
 
 FUNCTIONS = {
@@ -69,6 +80,8 @@ FUNCTIONS = {
         Function("rsqrt", lax.rsqrt, lambda x: 1.0 / np.sqrt(x), range(-126, 128), negative=False),
         Function("reciprocal", lambda x: 1.0 / x, lambda x: 1.0 / x, range(-126, 127), negative=True),
         Function("sigmoid", jax.nn.sigmoid, lambda x: 1.0 / (1.0 + np.exp(-x)), range(-30, 7), negative=True),
+        Function("sin", jnp.sin, np.sin, range(-30, 20), negative=True, largest=2.0**20),
+        Function("cos", jnp.cos, np.cos, range(-30, 20), negative=True, largest=2.0**20),
     )
 }
 
@@ -82,10 +95,11 @@ class Envelope:
         arguments: which numbers were tried: "FP32", "BF16 in FP32" or "BF16".
         count: how many.
         exhaustive: whether these were all.
-        worst: the largest relative error beyond the absolute part, reference slack included; for "BF16" in BF16 ulp.
+        worst: the largest relative error beyond the absolute part (absolute error, where the model claims no relative
+            one), reference slack included; for "BF16" in BF16 ulp.
         at: the argument.
         claimed: what the device model allows there.
-        unit: what `worst` and `claimed` are shown in: ULP for FP32, 1 for BF16.
+        unit: what `worst` and `claimed` are shown in: ULP for FP32 (ULP_BELOW_ONE if absolute), 1 for BF16.
     """
 
     name: str
@@ -104,7 +118,7 @@ class Envelope:
 
     @property
     def worst_ulp(self) -> float:
-        """In units of 2**-23 of the value (FP32), or in BF16 ulp."""
+        """In units of 2**-23 of the value (FP32; sine and cosine: 2**-24), or in BF16 ulp."""
         return self.worst / self.unit
 
     @property
@@ -120,41 +134,37 @@ def measure_fp32(
     stride: int = SAMPLE,
     progress: Callable[[float], None] | None = None,
 ) -> Envelope:
-    """The function at every `stride`-th FP32 argument of each binade; 1 takes every argument."""
+    """The function at every `stride`-th FP32 argument of each of its binades; 1 takes every argument."""
     compiled = jax.jit(function.device)
     worst, at, count = 0.0, 0.0, 0
     signs = 2 if function.negative else 1
     chunks = signs * len(function.binades) * ((1 << 23) // _CHUNK)
     for number, x in enumerate(_binade_chunks(function, stride)):
-        error = _excess(np.asarray(compiled(x)), x, function, model)
+        error = excess(np.asarray(compiled(x)), x, function, model)
         position = int(error.argmax())
         count += x.size
         if error[position] > worst:
             worst, at = float(error[position]), float(x[position])
         if progress is not None:
             progress((number + 1) / chunks)
-    return Envelope(
-        function.name, "FP32", count, stride == 1, worst + _REFERENCE_SLACK, at, function.relative(model), ULP
-    )
+    return fp32_envelope(function, model, count, worst, at, exhaustive=stride == 1)
+
+
+def fp32_envelope(
+    function: Function, model: DeviceModel, count: int, worst: float, at: float, *, exhaustive: bool
+) -> Envelope:
+    """What was found at FP32 arguments, against the model's claim."""
+    claimed, unit = function.claimed(model)
+    return Envelope(function.name, "FP32", count, exhaustive, worst + _REFERENCE_SLACK, at, claimed, unit)
 
 
 def measure_widened(function: Function, model: DeviceModel) -> Envelope:
     """The function in FP32 at every BF16 argument."""
     x = bf16_arguments(function).astype(np.float32)
-    error = _excess(np.asarray(jax.jit(function.device)(x)), x, function, model)
+    error = excess(np.asarray(jax.jit(function.device)(x)), x, function, model)
     position = int(error.argmax())
-    worst = float(error[position]) + _REFERENCE_SLACK
-    claimed = function.relative(model)
-    return Envelope(
-        function.name,
-        "BF16 in FP32",
-        x.size,
-        exhaustive=True,
-        worst=worst,
-        at=float(x[position]),
-        claimed=claimed,
-        unit=ULP,
-    )
+    found = fp32_envelope(function, model, x.size, float(error[position]), float(x[position]), exhaustive=True)
+    return dataclasses.replace(found, arguments="BF16 in FP32")
 
 
 def measure_bf16(function: Function, model: DeviceModel) -> Envelope:
@@ -177,10 +187,10 @@ def measure_bf16(function: Function, model: DeviceModel) -> Envelope:
 
 
 def bf16_arguments(function: Function) -> np.ndarray:
-    """Every normal BF16 number on which the function is defined."""
+    """Every normal BF16 number on which the function is claimed."""
     x = np.arange(1 << 16, dtype=np.uint16).view(ml_dtypes.bfloat16)
     wide = x.astype(np.float32)
-    chosen = np.isfinite(wide) & (np.abs(wide) >= 2.0**-126)
+    chosen = (np.abs(wide) <= (function.largest or LARGEST_FP32)) & (np.abs(wide) >= 2.0**-126)
     return x[chosen if function.negative else chosen & (wide > 0.0)]
 
 
@@ -195,15 +205,25 @@ def _binade_chunks(function: Function, stride: int) -> Iterator[np.ndarray]:
                 yield -magnitude
 
 
-def _excess(got: np.ndarray, x: np.ndarray, function: Function, model: DeviceModel) -> np.ndarray:
-    """What remains of |got - exact| beyond the absolute part, relative to the value; 0 where f is no normal number."""
+def excess(got: np.ndarray, x: np.ndarray, function: Function, model: DeviceModel) -> np.ndarray:
+    """What remains of |got - exact| beyond the absolute part, relative to the value; 0 where f is no normal number.
+
+    Where the model claims an absolute envelope alone, |got - exact| itself.
+    """
+    relative = function.relative(model)
     with np.errstate(all="ignore"):
         want = function.exact(x.astype(np.float64))
-        size = np.abs(want)
+        distance = got.astype(np.float64)
+        distance -= want
+        np.abs(distance, out=distance)
+        if relative is None:
+            return np.where(np.isnan(distance), np.inf, distance)
+        size = np.abs(want, out=want)
         # A result that the envelope lets fall below the normal range may be flushed: the bounds charge that apart.
-        normal = size * (1.0 - function.relative(model)) >= model.smallest_normal
-        normal &= size * (1.0 + function.relative(model)) <= LARGEST_FP32
-        distance = np.maximum(np.abs(got.astype(np.float64) - want) - function.absolute(model), 0.0)
-        error = distance / np.where(size > 0.0, size, 1.0)
-    error = np.where(normal, error, 0.0)
-    return np.where(np.isnan(error), np.inf, error)
+        normal = size >= model.smallest_normal / (1.0 - relative)
+        normal &= size <= LARGEST_FP32 / (1.0 + relative)
+        distance -= function.absolute(model)
+        distance /= size
+    distance[~normal] = 0.0
+    np.maximum(distance, 0.0, out=distance)
+    return np.where(np.isnan(distance), np.inf, distance)

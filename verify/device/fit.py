@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 
 from verify import backend
-from verify.device.envelopes import FUNCTIONS, SAMPLE, Envelope, measure_bf16, measure_fp32, measure_widened
+from verify.device.envelopes import FUNCTIONS, Envelope, measure_bf16, measure_fp32, measure_widened
+from verify.device.exhaustive import measure_everywhere
 from verify.records import encode_number
 
 if TYPE_CHECKING:
@@ -18,6 +22,12 @@ if TYPE_CHECKING:
     from verify.devices import DeviceModel
 
 FORMAT = "flywheel-device/1"
+
+STATE = Path("exhaustive.jsonl")
+"""In the working directory."""
+
+MEASURED = Path(__file__).parents[1] / "data" / "device-cpu-interpret.json"
+"""What `python -m verify.device measure --exhaustive --json FILE` found: the source of the model cpu-interpret."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +119,7 @@ def fit(
     properties: Properties,
     *,
     exhaustive: Collection[str] = (),
+    state: Path = STATE,
     progress: Callable[[str, float], None] | None = None,
 ) -> Fit:
     """Compare one model with the backend; a model whose properties disagree is not measured further.
@@ -116,7 +127,8 @@ def fit(
     Args:
         model: the model.
         properties: of `probe_properties`.
-        exhaustive: names of functions to measure at every FP32 argument (minutes each) instead of a sample.
+        exhaustive: names of functions to measure at every normal FP32 argument (minutes each) instead of a sample.
+        state: where finished blocks of those lie, so that a stopped run goes on (`verify.device.exhaustive`).
         progress: called with a function's name and the part that is done.
     """
     disagreements = properties.disagreements(model)
@@ -129,12 +141,13 @@ def fit(
             if progress is not None:
                 progress(name, done)
 
-        stride = 1 if name in exhaustive else SAMPLE
-        found += [
-            measure_widened(function, model),
-            measure_bf16(function, model),
-            measure_fp32(function, model, stride=stride, progress=report),
-        ]
+        found.append(measure_widened(function, model))
+        if name in model.bf16_ulp:
+            found.append(measure_bf16(function, model))
+        if name in exhaustive:
+            found.append(measure_everywhere(name, model, state, progress=report))
+        else:
+            found.append(measure_fp32(function, model, progress=report))
     left = [
         f"{e.name} ({e.arguments}): {e.worst_ulp:.4g} ulp at {e.at:.9g}, the model claims {e.claimed_ulp:.4g}"
         for e in found
@@ -149,6 +162,8 @@ def to_json(properties: Properties, fits: Collection[Fit]) -> dict[str, Any]:
         "format": FORMAT,
         "backend": jax.default_backend(),
         "device_kind": jax.devices()[0].device_kind,
+        "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxlib", "numpy")},
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "properties": dataclasses.asdict(properties),
         "models": {
             f.model.name: {

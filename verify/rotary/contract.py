@@ -25,17 +25,6 @@ if TYPE_CHECKING:
 
 FP32_UNIT = 2.0**-24
 
-TRIG_ERROR = {
-    "cpu-interpret": 1.0 * FP32_UNIT,
-    "v5e": 3.5 * FP32_UNIT,
-    "v6e": 3.5 * FP32_UNIT,
-    "v7x": 3.5 * FP32_UNIT,
-}
-"""Absolute error of FP32 cosine and sine by device.  Results are at most 1 in size, where an ulp is 2^-24.  JAX's
-accuracy document (float32, every bit pattern): CPU 0.5 ulp, TPU v5e and v6e 3.5, TPU 7x 3.0 and 3.5; for the CPU twice
-that, since the document's figure is rounded (0.547 measured on XLA:CPU for |x| <= 2^20).  On TPU *inferred* for Pallas,
-which lowers the same functions."""
-
 RECIPROCAL_OF_POWER = 2.0 * FP32_UNIT
 """Relative error of an inverse frequency taken as 1 / base**(2 i / d): power and quotient round once each, the exponent
 is exact (d a power of two).  Covers a table rounded to FP32 (one rounding) too.  A kernel that takes
@@ -78,16 +67,13 @@ def contract(
 
     Args:
         problem: the inputs.
-        device: numerics of FP32; cosine and sine by its name (`TRIG_ERROR`).
+        device: numerics of FP32.
         frequency_error: relative error of the inverse frequencies that the kernel uses.
         out_dtype: FP32, or BF16 for a result that is rounded once more; None for that of x.
 
     Raises:
-        ValueError: the device has no envelope of cosine and sine, or out_dtype is neither.
+        ValueError: out_dtype is neither.
     """
-    if device.name not in TRIG_ERROR:
-        message = f"device must be one of {sorted(TRIG_ERROR)}, got {device.name!r}: no envelope of cosine and sine"
-        raise ValueError(message)
     dtype = problem.x.dtype if out_dtype is None else np.dtype(out_dtype)
     if dtype not in (BF16, np.dtype(np.float32)):
         message = f"out_dtype must be bfloat16 or float32, got {dtype}"
@@ -104,7 +90,11 @@ def contract(
             a, b = x[batch, :, rows, first], x[batch, :, rows, second]
             bound.out[batch, :, rows, first] = rule.lane(a, b)
             bound.out[batch, :, rows, second] = rule.lane(b, a)
-    bound.out[..., problem.width :] = _passed(x[..., problem.width :], problem.x.dtype, dtype)
+    passing = slice(problem.width, None)
+    bound.out[..., passing] = _passed(x[..., passing], problem.x.dtype, dtype)
+    # A subnormal number may be read as zero, or pass as it is.
+    read_as_zero = (x[..., passing] == 0.0) & (problem.x[..., passing] != 0)
+    bound.out[..., passing][read_as_zero] = device.smallest_normal
     bound.out[~np.isfinite(bound.out)] = np.inf
     return bound
 
@@ -145,14 +135,13 @@ class _Rule:
         error = (phase * frequency_error + rounding) * (positions > 0)[:, None]
         table = phases(problem.base, problem.width, positions)
         cos, sin = np.abs(table.cos) + table.cos_error, np.abs(table.sin) + table.sin_error
-        trig = TRIG_ERROR[device.name]
         second_order = 0.5 * np.square(error)
         return cls(
             phase=error,
             cos=cos,
             sin=sin,
-            cos_error=np.minimum(sin * error + second_order, 1.0 + cos) + trig,
-            sin_error=np.minimum(cos * error + second_order, 1.0 + sin) + trig,
+            cos_error=np.minimum(sin * error + second_order, 1.0 + cos) + device.cos_absolute,
+            sin_error=np.minimum(cos * error + second_order, 1.0 + sin) + device.sin_absolute,
             device=device,
             dtype=dtype,
         )

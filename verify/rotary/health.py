@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from verify.attention import agreement
 from verify.attention.problem import BF16
-from verify.attention.reference import OracleUnsound
 from verify.rotary import oracle_arb, oracle_float64, oracle_mpmath
 from verify.rotary.problem import LARGEST_POSITION, RotaryProblem, Rotated
 
@@ -54,9 +54,8 @@ def check_oracles() -> None:
     for name, oracle in tiers().items():
         check_oracle(name, oracle)
     for known in known_answers():
-        found = {name: oracle(known.problem) for name, oracle in tiers().items()}
-        for name in ("arb", "mpmath"):
-            _agree(f"float64 against {name} on {known.name}", found["float64"], found[name])
+        found = {f"{name} on {known.name}": oracle(known.problem) for name, oracle in tiers().items()}
+        agreement.cross_check(found, _agree)
 
 
 def check_oracle(name: str, oracle: Oracle) -> None:
@@ -68,23 +67,13 @@ def check_oracle(name: str, oracle: Oracle) -> None:
     for known in known_answers():
         found = oracle(known.problem)
         _agree(f"{name} on {known.name}", found, known.answer)
-        error = found.error[~np.isnan(found.out)]
-        size = float(np.max(np.abs(found.out[~np.isnan(found.out)]), initial=1.0))
-        if not np.all(error <= ACCURACY * size):
-            message = f"{name} on {known.name}: its own bound is {error.max() / size:.3g}, more than {ACCURACY:.3g}"
-            raise OracleUnsound(message)
+        defined = ~np.isnan(found.out)
+        size = float(np.max(np.abs(found.out[defined]), initial=1.0))
+        agreement.accurate(f"{name} on {known.name}", "out", found.error[defined], size, ACCURACY)
 
 
 def _agree(what: str, found: Rotated, want: Rotated) -> None:
-    if found.out.shape != want.out.shape:
-        message = f"{what}: shape {found.out.shape}, not {want.out.shape}"
-        raise OracleUnsound(message)
-    room = found.error + want.error
-    same = (np.isnan(found.out) & np.isnan(want.out)) | (np.abs(found.out - want.out) <= room)
-    if not same.all():
-        index = tuple(int(i) for i in np.unravel_index(int(same.argmin()), same.shape))
-        message = f"{what}: out{list(index)} is {found.out[index]!r}, not {want.out[index]!r} +- {room[index]!r}"
-        raise OracleUnsound(message)
+    agreement.agree(what, "out", found.out, want.out, found.error + want.error)
 
 
 @functools.cache

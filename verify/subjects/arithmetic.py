@@ -9,7 +9,12 @@ roundings charged where the derivation has room for them:
   up to its final exponent, so that their roundings add up to what `_shift_error` charges;
 - a product that multiplies numerator and denominator apart enters Gamma: four more roundings per block of B keys are at
   most 4 n / B of n keys, hence the factor 1 + 4 / B on the unit of a sum;
-- natural exponentials err by the device's `exp_relative` instead of `exp2_relative`.
+- natural exponentials err by the device's `exp_relative` instead of `exp2_relative`;
+- P that stays in FP32 is not rounded before P V; its product with a BF16 value rounds once, by FP32's unit roundoff
+  (`weight_unit`).  A machine whose products of FP32 matrices take BF16 operands rounds it all the same.
+
+A backward pass is held to docs/gradient-contract.md, which reads the forward pass's bounds; what it rounds is declared
+here too.
 
 Scores are owed in FP32: a kernel that rounds the scaled query, or log2(e), to BF16 is judged like every other.
 """
@@ -23,11 +28,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from verify.attention.contract import ContractBound, contract_bound
+from verify.attention.gradients.contract import DELTAS, GradientBound, Roundings, gradient_bound
 from verify.devices import BF16_UNIT_ROUNDOFF
 
 if TYPE_CHECKING:
     from jaxtyping import Float64
 
+    from verify.attention.gradients.reference import Gradients
     from verify.attention.problem import AttentionProblem
     from verify.devices import DeviceModel
 
@@ -40,19 +47,29 @@ class Arithmetic:
     """The roundings of an algorithm.
 
     Attributes:
-        weights: format in which P enters P V: "bf16" is rounded once more than "fp32".
+        weights: format in which P enters P V: "bf16", or "fp32" (BF16 all the same on a machine whose
+            `DeviceModel.default_dot` says so).
         exponential: which function makes the weights: "exp2" or "exp".
         block_kv: keys per step of a running maximum; None if the maximum or an anchor is fixed before the first weight.
+        d_weights: of a backward pass: format in which dP = dO V^T is kept.
+        d_scores: format in which dS enters dS K and dS^T Q.
+        delta: how the row sum of P dP is taken: from the forward "output" and dO, or from "weights" P and dP.
     """
 
     weights: str = "bf16"
     exponential: str = "exp"
     block_kv: int | None = 128
+    d_weights: str = "fp32"
+    d_scores: str = "bf16"
+    delta: str = "output"
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
             ("weights", self.weights, WEIGHTS),
             ("exponential", self.exponential, EXPONENTIALS),
+            ("d_weights", self.d_weights, WEIGHTS),
+            ("d_scores", self.d_scores, WEIGHTS),
+            ("delta", self.delta, DELTAS),
         ):
             if value not in allowed:
                 message = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
@@ -63,7 +80,7 @@ class Arithmetic:
 
     def effective(self, device: DeviceModel, kv_len: int) -> DeviceModel:
         """The device as the contract's derivation sees it through this algorithm, for rows of up to `kv_len` keys."""
-        own = device.exp_relative if self.exponential == "exp" else device.exp2_relative
+        own = self._exponential(device)
         if self.block_kv is None:
             return dataclasses.replace(device, exp2_relative=own)
         rescalings = max(math.ceil(kv_len / self.block_kv), 1)
@@ -77,9 +94,35 @@ class Arithmetic:
             dot_unit_roundoff=device.dot_unit_roundoff * wider,
         )
 
+    def weight_unit(self, device: DeviceModel) -> float:
+        """Unit roundoff of P as it enters P V."""
+        return _operand_unit(self.weights, device)
+
     def bound(self, problem: AttentionProblem, device: DeviceModel) -> ContractBound:
-        """|kernel - f| per element.  Weights kept in FP32 are given the room of BF16 ones: sound, and not tight."""
-        return contract_bound(problem, self.effective(device, problem.kv_len))
+        """|kernel - f| per element."""
+        return contract_bound(problem, self.effective(device, problem.kv_len), weight_unit=self.weight_unit(device))
+
+    def gradient_bound(
+        self, problem: AttentionProblem, d_out: np.ndarray, device: DeviceModel, reference: Gradients
+    ) -> GradientBound:
+        """|kernel - exact| per derivative, for a backward pass that reads this forward pass's output and LSE."""
+        roundings = Roundings(
+            exponential=self._exponential(device),
+            weights=_operand_unit(self.weights, device),
+            d_weights=BF16_UNIT_ROUNDOFF if self.d_weights == "bf16" else 0.0,
+            d_scores=_operand_unit(self.d_scores, device),
+            delta=self.delta,
+        )
+        return gradient_bound(problem, d_out, device, self.bound(problem, device), roundings, reference)
+
+    def _exponential(self, device: DeviceModel) -> float:
+        return device.exp_relative if self.exponential == "exp" else device.exp2_relative
+
+
+def _operand_unit(declared: str, device: DeviceModel) -> float:
+    """Unit roundoff of a matrix as it enters a product with BF16 numbers; one in FP32 rounds the product itself."""
+    kept = declared == "fp32" and device.default_dot == "fp32"
+    return max(device.unit_roundoff, device.dot_unit_roundoff) if kept else BF16_UNIT_ROUNDOFF
 
 
 def rounded_lse(bound: ContractBound, lse: Float64[np.ndarray, "batch heads q_len"]) -> ContractBound:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from verify.attention.examine import record_of
 from verify.attention.open_cases import OPEN_CASES
 from verify.records import FORMAT, REQUIRED, RecordError
-from verify.subjects.judging import judge_subject
+from verify.subjects.judging import judge_open_case
 from verify.subjects.registry import load
+from verify.subjects.subject import ATTENTION
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ STANCES = (
         "outside",
         "a source comment assumes |v| <= 2^12; the documentation does not say so",
     ),
+    Stance(r"", r"a2-", "not stated", "the documentation does not speak of a causal mask that hides nothing"),
     Stance(r"", r"e8-|e9-", "not stated", "the documentation does not speak of NaN in what a row does not see"),
     Stance(r"", r"", "not stated", "finite BF16 inputs; the documentation states no numerical bound and no condition"),
 )
@@ -98,7 +100,7 @@ def judge_open_cases(
     """Judge a subject on open cases, by name."""
     judged: dict[str, JudgedSubject] = {}
     for case in cases:
-        judged[case.name] = judge_subject(subject, case.build(), config=case.config, power=case.power)
+        judged[case.name] = judge_open_case(subject, case)
         if progress is not None:
             progress(case)
     return judged
@@ -111,9 +113,10 @@ def finding_of(case: OpenCase, judged: JudgedSubject) -> dict[str, Any]:
         judged, name=case.name, family=FAMILY, interpret="fast", reproduce=reproduce(name, case.name), subject=name
     )
     return record | {
+        "operation": judged.subject.operation,
         "subject_version": judged.subject.version,
         "input": case.words,
-        "expected": case.answer,
+        "expected": case.answer if judged.subject.operation == ATTENTION else f"the gradients of: {case.answer}",
         "contract": _contract(name, case.name),
     }
 
@@ -147,14 +150,21 @@ def write(records: Sequence[dict[str, Any]], path: Path = FINDINGS) -> None:
 
 
 def renew(
-    names: Sequence[str], path: Path = FINDINGS, *, progress: Callable[[str, OpenCase], None] | None = None
+    names: Sequence[str],
+    path: Path = FINDINGS,
+    *,
+    cases: Iterable[OpenCase] | None = None,
+    progress: Callable[[str, OpenCase], None] | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, str]]:
-    """Judge subjects on every open case and put what they fail in place of their old records.
+    """Judge subjects on open cases (None: on every one) and put what they fail in place of their old records of these.
 
     Returns the records, and why each subject that could not run was left as it was.  A subject's records are written as
     soon as it is done, so that stopping loses no finished one.
     """
     left: dict[str, str] = {}
+    chosen = list(OPEN_CASES.values() if cases is None else cases)
+    # A record of a case that the suite no longer has goes too.
+    renewed = {case.name for case in chosen} | {r["case"] for r in read(path) if r["case"] not in OPEN_CASES}
     for name in names:
         subject = load(name)
         reason = subject.missing()
@@ -166,9 +176,9 @@ def renew(
             if progress is not None:
                 progress(name, case)
 
-        judged = judge_open_cases(subject, progress=report)
+        judged = judge_open_cases(subject, chosen, progress=report)
         failed = [finding_of(OPEN_CASES[c], j) for c, j in judged.items() if j.judgement.verdict is Verdict.FAIL]
-        kept = [record for record in read(path) if record["subject"] != name]
+        kept = [record for record in read(path) if record["subject"] != name or record["case"] not in renewed]
         write(sorted(kept + failed, key=_order), path)
     found = [record | {"contract": _contract(record["subject"], record["case"])} for record in read(path)]
     write(found, path)
@@ -185,13 +195,16 @@ def _order(record: dict[str, Any]) -> tuple[str, int]:
     return record["subject"], cases.index(record["case"]) if record["case"] in cases else len(cases)
 
 
+ARRAYS = {"lse": "LSE", "dq": "dq", "dk": "dk", "dv": "dv", "dsinks": "dsinks"}
+
+
 def kind(record: dict[str, Any]) -> str:
     """What sort of failure it is: which array comes first, and whether a class or a size is wrong there."""
     if record["reason"].startswith("the kernel raised"):
         return "raised"
     # The first clause counts the wrong elements of an array, the second shows the worst and says why.
     first = "; ".join(record["reason"].split("; ")[:2])
-    array = "LSE" if " of lse " in first else "output"
+    array = next((words for name, words in ARRAYS.items() if f" of {name} " in first), "output")
     if "where a finite number is due" not in first:
         return f"{array}: beyond the bound"
     return f"{array}: NaN" if "NaN where" in first else f"{array}: infinite"
@@ -200,10 +213,10 @@ def kind(record: dict[str, Any]) -> str:
 def got(record: dict[str, Any]) -> str:
     """What came back, in a few words: the worst element of the first array that fails."""
     found = re.search(
-        r"(\d+) of (\d+) elements? of (out|lse) (?:are|is) wrong; worst \w+\[[^\]]*\]: got (\S+)", record["reason"]
+        r"(\d+) of (\d+) elements? of (\w+) (?:are|is) wrong; worst \w+\[[^\]]*\]: got (\S+)", record["reason"]
     )
     if found is None:
-        return record["reason"][:120]
+        return record["reason"][:200]
     wrong, size, array, value = found.groups()
     return f"{value} ({wrong} of {size} elements of {array} wrong)"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from verify.subjects.arithmetic import Arithmetic
-from verify.subjects.subject import EVERYWHERE, Features, Subject
+from verify.subjects.subject import EVERYWHERE, GRADIENTS, Features, Subject
 
 
 @functools.partial(jax.jit, static_argnames=("causal", "window"))
@@ -44,15 +45,39 @@ def _attention(
     )
 
 
+_FEATURES = Features(lse="bf16", masked_rows="unspecified", window=True, segments=True, positions=True)
+
 XLA = Subject(
     name="jax.nn.dot_product_attention",
     call=_attention,
     layout="bthd",
-    features=Features(lse="bf16", masked_rows="unspecified", window=True, segments=True, positions=True),
+    features=_FEATURES,
     domain=EVERYWHERE,
     # The maximum is known before the first weight; P is divided by its sum before it is rounded: one division for one
     # reciprocal and product.
     arithmetic=Arithmetic(weights="bf16", exponential="exp", block_kv=None),
     package="jax",
     notes=("causal and window masks are passed as `mask`, aligned bottom-right",),
+)
+
+
+@functools.partial(jax.jit, static_argnames=("causal", "window"))
+def _gradients(q: jax.Array, k: jax.Array, v: jax.Array, d_out: jax.Array, **options: Any) -> Any:  # noqa: ANN401
+    _, backward = jax.vjp(lambda *inputs: _attention(*inputs, **options)[0], q, k, v)
+    return backward(d_out)
+
+
+XLA_GRADIENTS = Subject(
+    name="jax.nn.dot_product_attention[gradients]",
+    call=_gradients,
+    layout="bthd",
+    features=dataclasses.replace(_FEATURES, lse=None),
+    domain=EVERYWHERE,
+    # dP comes out of its product in BF16, as the cotangent of the BF16 weights; the softmax is differentiated in FP32.
+    arithmetic=Arithmetic(
+        weights="bf16", exponential="exp", block_kv=None, d_weights="bf16", d_scores="bf16", delta="weights"
+    ),
+    package="jax",
+    notes=(*XLA.notes, "jax.vjp of the output alone"),
+    operation=GRADIENTS,
 )

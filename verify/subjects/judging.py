@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from verify.attention import oracle_float64
+from verify.attention.gradients import oracle_float64 as gradient_oracle
+from verify.attention.gradients.judge import GradientResult, cotangent, judge_gradients
+from verify.attention.gradients.problem import GradientProblem
 from verify.attention.judge import judge
 from verify.backend import BackendUnsoundError, device_model
 from verify.subjects.arithmetic import rounded_lse
+from verify.subjects.subject import ATTENTION, GRADIENTS
 from verify.verdict import Judgement, Verdict
 
 if TYPE_CHECKING:
+    from verify.attention.contract import ContractBound
+    from verify.attention.gradients.reference import Gradients
+    from verify.attention.open_cases import OpenCase
     from verify.attention.problem import AttentionProblem
     from verify.attention.reference import Reference
     from verify.attention.subjects import SubjectResult
+    from verify.devices import DeviceModel
     from verify.subjects.subject import Subject
 
 REFUSALS = (NotImplementedError, ValueError)
@@ -38,12 +48,12 @@ class JudgedSubject:
 
     subject: Subject
     problem: AttentionProblem
-    result: SubjectResult | None
+    result: SubjectResult | GradientResult | None
     judgement: Judgement
-    reference: Reference | None = None
+    reference: Reference | Gradients | None = None
 
 
-def judge_subject(
+def judge_subject(  # noqa: PLR0911  one per verdict that needs no run
     subject: Subject,
     problem: AttentionProblem,
     *,
@@ -51,7 +61,7 @@ def judge_subject(
     interpret: str = "fast",
     power: bool = False,
 ) -> JudgedSubject:
-    """Run and judge a subject.
+    """Run and judge a subject; a backward kernel with the cotangent that goes with the problem.
 
     SKIPPED: it lacks a feature, is not installed, or refuses the input (NotImplementedError, ValueError).
     OUTSIDE_DOMAIN: it promises nothing there.  FAIL: beyond the bound, another class, or it raised anything else.
@@ -74,8 +84,12 @@ def judge_subject(
     if left_out.size and left_out.all():
         reason = f"outside what {subject.name} promises: {subject.domain.words}"
         return JudgedSubject(subject, problem, None, Judgement(Verdict.OUTSIDE_DOMAIN, reason))
+    d_out = cotangent(problem)
     try:
-        result = subject(problem, config=config, interpret=interpret)
+        if subject.operation == GRADIENTS:
+            result = subject.gradients(problem, d_out, config=config, interpret=interpret)
+        else:
+            result = subject(problem, config=config, interpret=interpret)
     except REFUSALS as error:
         judgement = Judgement(Verdict.SKIPPED, f"the kernel refuses the input: {_in_words(error)}")
         return JudgedSubject(subject, problem, None, judgement)
@@ -83,10 +97,10 @@ def judge_subject(
         # After an exception the interpreter's state would make later calls hang.
         pltpu.reset_tpu_interpret_mode_state()
         return JudgedSubject(subject, problem, None, Judgement(Verdict.FAIL, f"the kernel raised {_in_words(error)}"))
+    if isinstance(result, GradientResult):
+        return _judged_gradients(subject, problem, d_out, result, left_out, model, power=power)
     reference = oracle_float64.attention(problem)
-    bound = subject.arithmetic.bound(problem, model)
-    if subject.features.lse == "bf16":
-        bound = rounded_lse(bound, reference.lse)
+    bound = bound_of(subject, problem, reference, model)
     try:
         judgement = judge(
             problem,
@@ -95,11 +109,49 @@ def judge_subject(
             bound,
             reference=reference,
             left_out=left_out if left_out.any() else None,
+            got_max_logit=result.max_logit,
             power=power,
         )
     except TypeError as error:
         judgement = Judgement(Verdict.FAIL, str(error))
     return JudgedSubject(subject, problem, result, judgement, reference)
+
+
+def judge_open_case(subject: Subject, case: OpenCase, *, interpret: str = "fast", power: bool = False) -> JudgedSubject:
+    """A subject on an open case, which says whether a trivial answer may pass; that is about outputs, not gradients."""
+    asked = power or (case.power and subject.operation == ATTENTION)
+    return judge_subject(subject, case.build(), config=case.config, interpret=interpret, power=asked)
+
+
+def _judged_gradients(
+    subject: Subject,
+    problem: AttentionProblem,
+    d_out: np.ndarray,
+    result: GradientResult,
+    left_out: np.ndarray,
+    model: DeviceModel,
+    *,
+    power: bool,
+) -> JudgedSubject:
+    reference = gradient_oracle.gradients(GradientProblem.of(problem, d_out))
+    bound = subject.arithmetic.gradient_bound(problem, d_out, model, reference)
+    # What a row may hold that promises nothing, it may add to every key of its head.
+    bound.dq[left_out] = np.inf
+    of_kv_heads = left_out.any(axis=2).reshape(problem.batch, problem.kv_heads, -1).any(axis=2)
+    bound.dk[of_kv_heads] = bound.dv[of_kv_heads] = np.inf
+    if bound.dsinks is not None:
+        bound.dsinks[left_out.any(axis=(0, 2))] = np.inf
+    try:
+        judgement = judge_gradients(problem, d_out, result, bound, reference=reference, power=power)
+    except TypeError as error:
+        judgement = Judgement(Verdict.FAIL, str(error))
+    return JudgedSubject(subject, problem, result, judgement, reference)
+
+
+def bound_of(subject: Subject, problem: AttentionProblem, reference: Reference, device: DeviceModel) -> ContractBound:
+    """What the subject is held to: the contract of its arithmetic, and the format of its LSE."""
+    bound = subject.arithmetic.bound(problem, device)
+    return rounded_lse(bound, reference.lse) if subject.features.lse == "bf16" else bound
 
 
 def promised_rows(subject: Subject, problem: AttentionProblem) -> np.ndarray:
@@ -113,4 +165,7 @@ def promised_rows(subject: Subject, problem: AttentionProblem) -> np.ndarray:
 
 def _in_words(error: Exception) -> str:
     text = " ".join(str(error).split())
+    if not text:  # a bare assertion says nothing but where it stands
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"{frame.line} ({Path(frame.filename).name})"
     return f"{type(error).__name__}: {text[:300]}"

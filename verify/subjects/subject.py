@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
+from verify.attention.gradients.judge import GradientResult
+from verify.attention.ragged import aligned_within_segments
 from verify.attention.subjects import SubjectResult
 from verify.subjects.arithmetic import Arithmetic
 from verify.subjects.layouts import LAYOUTS, from_layout, per_batch_entry, to_layout
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
     from verify.attention.problem import AttentionProblem
 
+ATTENTION, GRADIENTS = OPERATIONS = ("attention", "attention_gradients")
 CAUSAL = ("bottom-right", "square", "never")
 LSE = ("fp32", "bf16")
 MASKED_ROWS = ("zero", "unspecified")
@@ -39,6 +42,8 @@ class Features:
         head_dims: head sizes, None if any.
         multiple_of: of q_len and of kv_len.
         lse: format of the returned log-sum-exp (natural log): "fp32", "bf16", None if it returns none.
+        ragged: positions too, where they say that the last rows of each segment meet its last keys (it gets no
+            q_positions then).
         window, softcap, sinks, segments, positions, v_dim: options of that name (`AttentionProblem`), passed as
             keywords when a problem has them (`segments` as q_segments and k_segments, `positions` as q_positions).
     """
@@ -56,6 +61,7 @@ class Features:
     segments: bool = False
     positions: bool = False
     v_dim: bool = False
+    ragged: bool = False
 
     def __post_init__(self) -> None:
         for name, value, allowed in (
@@ -70,8 +76,10 @@ class Features:
     def lacking(self, problem: AttentionProblem) -> str | None:  # noqa: PLR0911  one per limit
         """Why a problem asks for more than this; None if it does not."""
         for option in problem.features:
-            if not getattr(self, _FEATURE_OF.get(option, option)):
-                return f"no {_FEATURE_OF.get(option, option)}"
+            named = _FEATURE_OF.get(option, option)
+            within = named == "positions" and self.ragged and aligned_within_segments(problem)
+            if not (getattr(self, named) or within):
+                return f"no {named}"
         if problem.causal and self.causal == "never":
             return "no causal mask"
         if problem.causal and self.causal == "square" and problem.q_len != problem.kv_len:
@@ -132,7 +140,9 @@ class Subject:
         contract: what its documentation promises, with the place; empty if it promises nothing.
         notes: what an adapter does on the kernel's behalf.
         takes_problem: `call(problem, *, config, interpret)` takes the problem itself and returns a `SubjectResult`.
-        operation: "attention", the only one so far.
+        operation: "attention"; or "attention_gradients", then `call(q, k, v, d_out, *, causal, scale, ...)` takes the
+            cotangent of the output (BF16, in the layout of q) and returns (dq, dk, dv), with dsinks as a fourth where
+            the problem has sinks.
     """
 
     name: str
@@ -152,8 +162,11 @@ class Subject:
         if self.layout not in LAYOUTS:
             message = f"layout must be one of {', '.join(LAYOUTS)}, got {self.layout!r}"
             raise ValueError(message)
-        if self.operation != "attention":
-            message = f"operation must be attention, got {self.operation!r}"
+        if self.operation not in OPERATIONS:
+            message = f"operation must be one of {', '.join(OPERATIONS)}, got {self.operation!r}"
+            raise ValueError(message)
+        if self.operation != ATTENTION and self.features.lse is not None:
+            message = f"features.lse must be None for {self.operation}, got {self.features.lse!r}"
             raise ValueError(message)
 
     @property
@@ -188,13 +201,53 @@ class Subject:
             return self.call(problem, **taken)
         if "b" in self.layout:
             arrays = (jnp.asarray(to_layout(x, self.layout)) for x in (problem.q, problem.k, problem.v))
-            return SubjectResult(*self._read(self.call(*arrays, **_options(problem, None), **taken)))
+            return SubjectResult(*self._read(self.call(*arrays, **_options(problem, self.features, None), **taken)))
 
         def entry(number: int, *rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
             arrays = (jnp.asarray(to_layout(x, self.layout)) for x in rows)
-            return self._read(self.call(*arrays, **_options(problem, number), **taken))
+            return self._read(self.call(*arrays, **_options(problem, self.features, number), **taken))
 
         return SubjectResult(*per_batch_entry(entry, (problem.q, problem.k, problem.v)))
+
+    def gradients(
+        self,
+        problem: AttentionProblem,
+        d_out: np.ndarray,
+        *,
+        config: tuple[int, int, int] = (0, 0, 0),
+        interpret: str = "fast",
+    ) -> GradientResult:
+        """Run a backward kernel.
+
+        Raises:
+            TypeError: it returned something else than it declares.
+        """
+        offered = {"config": config, "interpret": interpret}
+        taken = {name: value for name, value in offered.items() if name in self._keywords()}
+        count = 3 if problem.sinks is None else 4
+        given = (problem.q, problem.k, problem.v, d_out)
+        if self.takes_problem:
+            return self.call(problem, d_out, **taken)
+        if "b" in self.layout:
+            arrays = (jnp.asarray(to_layout(x, self.layout)) for x in given)
+            return self._read_gradients(self.call(*arrays, **_options(problem, self.features, None), **taken), count)
+        entries = []
+        for number in range(problem.batch):
+            arrays = (jnp.asarray(to_layout(x[number], self.layout)) for x in given)
+            returned = self.call(*arrays, **_options(problem, self.features, number), **taken)
+            entries.append(self._read_gradients(returned, count))
+        dq, dk, dv = (np.stack([getattr(entry, name) for entry in entries]) for name in ("dq", "dk", "dv"))
+        of_sinks = [entry.dsinks for entry in entries if entry.dsinks is not None]
+        return GradientResult(dq, dk, dv, np.sum(of_sinks, axis=0, dtype=np.float32) if of_sinks else None)
+
+    def _read_gradients(self, returned: object, count: int) -> GradientResult:
+        if not isinstance(returned, (tuple, list)) or len(returned) != count:
+            wanted = ("dq", "dk", "dv", "dsinks")[:count]
+            size = len(returned) if isinstance(returned, (tuple, list)) else type(returned).__name__
+            message = f"{self.name} must return ({', '.join(wanted)}), got {size}"
+            raise TypeError(message)
+        dq, dk, dv = (self._array(name, x, self.layout) for name, x in zip(("dq", "dk", "dv"), returned, strict=False))
+        return GradientResult(dq, dk, dv, np.asarray(returned[3]) if count > 3 else None)
 
     def _keywords(self) -> Mapping[str, inspect.Parameter]:
         try:
@@ -226,7 +279,7 @@ class Subject:
         return from_layout(array, layout)
 
 
-def _options(problem: AttentionProblem, entry: int | None) -> dict[str, Any]:
+def _options(problem: AttentionProblem, features: Features, entry: int | None) -> dict[str, Any]:
     """Keywords of a call: causal and scale always, others when the problem has them."""
     options: dict[str, Any] = {"causal": problem.causal, "scale": problem.scale}
     for name in ("window", "softcap"):
@@ -234,7 +287,8 @@ def _options(problem: AttentionProblem, entry: int | None) -> dict[str, Any]:
             options[name] = getattr(problem, name)
     if problem.sinks is not None:
         options["sinks"] = jnp.asarray(problem.sinks)
-    for name in ("q_segments", "k_segments", "q_positions"):
+    given = ("q_segments", "k_segments", "q_positions") if features.positions else ("q_segments", "k_segments")
+    for name in given:
         x = getattr(problem, name)
         if x is not None:
             options[name] = jnp.asarray(x if entry is None else x[entry])
@@ -250,6 +304,7 @@ def subject(
     arithmetic: Arithmetic | None = None,
     package: str | None = None,
     contract: str = "",
+    operation: str = ATTENTION,
 ) -> Callable[[Callable[..., Any]], Subject]:
     """Declare a function as a subject; the arguments are the attributes of `Subject`."""
 
@@ -263,6 +318,7 @@ def subject(
             arithmetic=arithmetic or Arithmetic(),
             package=package,
             contract=contract,
+            operation=operation,
         )
 
     return declare

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from verify.attention import agreement
 from verify.attention.gradients import oracle_arb, oracle_float64, oracle_mpmath
 from verify.attention.gradients.problem import GradientProblem, causal_rows, exact
 from verify.attention.gradients.reference import Bounded, Gradients
@@ -84,11 +85,7 @@ def cross_check(problem: GradientProblem, oracles: Mapping[str, Oracle]) -> None
     Raises:
         OracleUnsound: two of them differ by more than the sum of their bounds.
     """
-    found = {name: oracle(problem) for name, oracle in oracles.items()}
-    names = list(found)
-    for position, first in enumerate(names):
-        for second in names[position + 1 :]:
-            _agree(f"{first} against {second}", found[first], found[second])
+    agreement.cross_check({name: oracle(problem) for name, oracle in oracles.items()}, _agree)
 
 
 def _agree(what: str, found: Gradients, other: Gradients) -> None:
@@ -98,30 +95,15 @@ def _agree(what: str, found: Gradients, other: Gradients) -> None:
         message = f"{what}: derivatives {sorted(parts)} instead of {sorted(wanted)}"
         raise OracleUnsound(message)
     for name, part in parts.items():
-        want = wanted[name]
-        if part.value.shape != want.value.shape:
-            message = f"{what}: {name} has shape {part.value.shape}, not {want.value.shape}"
-            raise OracleUnsound(message)
-        room = part.error + want.error
-        same = np.isnan(part.value) & np.isnan(want.value)
-        same |= np.abs(part.value - want.value) <= room  # false where just one is NaN
-        if not same.all():
-            index = tuple(int(i) for i in np.unravel_index(int(same.argmin()), same.shape))
-            message = (
-                f"{what}: {name}{list(index)} is {part.value[index]!r}, not {want.value[index]!r} +- {room[index]!r}"
-            )
-            raise OracleUnsound(message)
+        agreement.agree(what, name, part.value, wanted[name].value, part.error + wanted[name].error)
 
 
 def _accurate(what: str, found: Gradients) -> None:
     """Bounds far below what is judged, relative to the largest derivative of their kind."""
     for name, part in found.parts():
         defined = ~np.isnan(part.value)
-        error = np.max(part.error[defined], initial=0.0)
         size = max(1.0, float(np.max(np.abs(part.value[defined]), initial=0.0)))
-        if not error <= ACCURACY * size:
-            message = f"{what}: its own bound of {name} is {error / size:.3g}, more than {ACCURACY:.3g}"
-            raise OracleUnsound(message)
+        agreement.accurate(what, name, part.error[defined], size, ACCURACY)
 
 
 @functools.cache

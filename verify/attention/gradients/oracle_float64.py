@@ -89,12 +89,12 @@ def gradients(
     result = Gradients.blank(problem, "float64")
     # Lemma G7: terms of the longest sum, whatever its order.
     terms = max(problem.kv_len, problem.q_len * (problem.heads // problem.kv_heads), problem.q_len * problem.batch) + 2
-    slack = 1.0 + 4.0 * (terms + problem.kv_len + problem.q.shape[3] + problem.value_dim + 64) * UNIT
+    slack = 1.0 + 4.0 * (terms + problem.kv_len + problem.head_dim + problem.v_dim + 64) * UNIT
     escalated = 0
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         for batch, head in np.ndindex(problem.batch, problem.heads):
             inputs = _cast(problem.head(batch, head), dtype)
-            at = _Place(batch, head, head // (problem.heads // problem.kv_heads))
+            at = _Place(batch, head, problem.kv_head(head))
             for start in range(0, problem.q_len, rows_per_block):
                 rows = slice(start, min(start + rows_per_block, problem.q_len))
                 shares, count = _shares(inputs, rows, slack, weak)
@@ -104,6 +104,43 @@ def gradients(
         _finish(result, problem, slack)
     tier = "float64+arb" if escalated else "float64"
     return dataclasses.replace(result.mark_undefined(problem), tier=tier, escalated=escalated)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Weights:
+    """P of some rows of a head: |weights - P| <= error, P <= most; and the sink's share at most.
+
+    Attributes:
+        weights: `[rows, kv_len]`, 0 where masked.
+        error: the same shape.
+        most: the same shape.
+        sink: `[rows]`, 0 without a sink.
+        lse: nats, to within the errors of the largest share; 0 for a row that sees nothing.
+    """
+
+    weights: Float64[np.ndarray, "rows kv_len"]
+    error: Float64[np.ndarray, "rows kv_len"]
+    most: Float64[np.ndarray, "rows kv_len"]
+    sink: Float64[np.ndarray, " rows"]
+    lse: Float64[np.ndarray, " rows"]
+
+
+def largest_weights(head: Head, rows: slice) -> Weights:
+    """P of some rows with its proved error, for bounds that need no more."""
+    keys = slice(0, len(head.k))
+    slack = 1.0 + 4.0 * (len(head.k) + head.q.shape[1] + 64) * UNIT
+    found = _softmax(head, rows, keys, head.seen(rows), slack)
+    most = np.minimum(found.weights + found.error, 1.0)
+    lse, share = np.zeros(len(most)), np.zeros(len(most))
+    if most.shape[1]:
+        best = found.weights.argmax(axis=1)[:, None]
+        share = np.take_along_axis(found.weights, best, axis=1)[:, 0]
+        logit = np.take_along_axis(_logits(head, rows, keys, slack)[0], best, axis=1)[:, 0]
+        lse = np.where(share > 0.0, logit - np.log(np.maximum(share, TINY)), 0.0)
+    if head.sink > -math.inf:
+        largest = found.sink > share
+        lse = np.where(largest, head.sink - np.log(np.maximum(found.sink, TINY)), lse)
+    return Weights(found.weights, found.error, most, np.minimum(found.sink + found.sink_error, 1.0), lse)
 
 
 @dataclasses.dataclass(frozen=True)

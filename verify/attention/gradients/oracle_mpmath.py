@@ -131,7 +131,7 @@ def _one_kv_head(
 ) -> None:
     batch, kv_head = at
     dk = [_Sum(problem.k.shape[3]) for _ in range(problem.kv_len)]
-    dv = [_Sum(problem.value_dim) for _ in range(problem.kv_len)]
+    dv = [_Sum(problem.v_dim) for _ in range(problem.kv_len)]
     for query_head in problem.group(kv_head):
         head = problem.head(batch, query_head)
         scale = mpmath.mpf(problem.scale)

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from verify.attention.problem import BF16, SMALLEST_NORMAL, widen
+from verify.attention.shapes import Shapes
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float64
@@ -68,14 +69,14 @@ def dense_rows(mask: Bool[np.ndarray, "*batch q_len kv_len"]) -> MaskRows:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class GradientProblem:
+class GradientProblem(Shapes):
     """Inputs of one backward pass of dense attention.
 
     Attributes:
         q: BF16 `[batch, heads, q_len, head_dim]`.
         k: BF16 `[batch, kv_heads, kv_len, head_dim]`; query head h reads KV head h // (heads // kv_heads).
-        v: BF16 `[batch, kv_heads, kv_len, value_dim]`.
-        d_out: cotangent of the output, BF16 or FP32 `[batch, heads, q_len, value_dim]`.
+        v: BF16 `[batch, kv_heads, kv_len, v_dim]`.
+        d_out: cotangent of the output, BF16 or FP32 `[batch, heads, q_len, v_dim]`.
         mask: which keys a block of rows sees (`causal_rows`, `full_rows`, `dense_rows`).
         scale: factor of the logits (a finite binary64 number).
         d_lse: cotangent of the natural-log LSE, BF16 or FP32 `[batch, heads, q_len]`; None for zero.
@@ -105,8 +106,8 @@ class GradientProblem:
             message = f"heads must be a multiple of kv_heads, got {self.heads} and {self.kv_heads}"
             raise ValueError(message)
         self._check_shape("k", (self.batch, self.kv_heads, self.kv_len, self.q.shape[3]))
-        self._check_shape("v", (self.batch, self.kv_heads, self.kv_len, self.value_dim))
-        self._check_shape("d_out", (self.batch, self.heads, self.q_len, self.value_dim))
+        self._check_shape("v", (self.batch, self.kv_heads, self.kv_len, self.v_dim))
+        self._check_shape("d_out", (self.batch, self.heads, self.q_len, self.v_dim))
         self._check_option("d_lse", (self.batch, self.heads, self.q_len))
         self._check_option("sinks", (self.heads,))
         self._check_numbers()
@@ -159,44 +160,9 @@ class GradientProblem:
             softcap=problem.softcap,
         )
 
-    @property
-    def batch(self) -> int:
-        """Batch entries."""
-        return self.q.shape[0]
-
-    @property
-    def heads(self) -> int:
-        """Query heads."""
-        return self.q.shape[1]
-
-    @property
-    def kv_heads(self) -> int:
-        """KV heads."""
-        return self.k.shape[1]
-
-    @property
-    def q_len(self) -> int:
-        """Queries per head."""
-        return self.q.shape[2]
-
-    @property
-    def kv_len(self) -> int:
-        """Keys per KV head."""
-        return self.k.shape[2]
-
-    @property
-    def value_dim(self) -> int:
-        """Lanes of a value."""
-        return self.v.shape[3]
-
-    def group(self, kv_head: int) -> range:
-        """The query heads that read a KV head."""
-        size = self.heads // self.kv_heads
-        return range(kv_head * size, (kv_head + 1) * size)
-
     def head(self, batch: int, head: int) -> Head:
         """The inputs of one query head, widened."""
-        kv_head = head // (self.heads // self.kv_heads)
+        kv_head = self.kv_head(head)
         q, k, v, d_out = (
             exact(x)
             for x in (self.q[batch, head], self.k[batch, kv_head], self.v[batch, kv_head], self.d_out[batch, head])
@@ -242,8 +208,8 @@ class Head:
 
     q: Float64[np.ndarray, "q_len head_dim"]
     k: Float64[np.ndarray, "kv_len head_dim"]
-    v: Float64[np.ndarray, "kv_len value_dim"]
-    d_out: Float64[np.ndarray, "q_len value_dim"]
+    v: Float64[np.ndarray, "kv_len v_dim"]
+    d_out: Float64[np.ndarray, "q_len v_dim"]
     d_lse: Float64[np.ndarray, " q_len"]
     sink: float
     scale: float

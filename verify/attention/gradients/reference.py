@@ -43,7 +43,7 @@ class Gradients:
     Attributes:
         dq: `[batch, heads, q_len, head_dim]`.
         dk: `[batch, kv_heads, kv_len, head_dim]`.
-        dv: `[batch, kv_heads, kv_len, value_dim]`.
+        dv: `[batch, kv_heads, kv_len, v_dim]`.
         dsinks: `[heads]`, summed over the batch; None for a problem without sinks.
         tier: "float64", "arb", "mpmath", or "float64+arb" where rows were escalated.
         escalated: how many (batch, head, row) rows the float64 tier handed to ball arithmetic.
@@ -76,7 +76,7 @@ class Gradients:
             inputs = problem.head(batch, head)
             if not (inputs.odd_rows.any() or inputs.odd_keys.any()):
                 continue
-            kv_head = head // (problem.heads // problem.kv_heads)
+            kv_head = problem.kv_head(head)
             for start in range(0, problem.q_len, ROWS_AT_ONCE):
                 rows = slice(start, min(start + ROWS_AT_ONCE, problem.q_len))
                 bad = inputs.undefined(rows)

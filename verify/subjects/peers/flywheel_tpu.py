@@ -138,7 +138,7 @@ VARLEN = Subject(
     name="flywheel_tpu.flash_attn_varlen_func",
     call=_packed,
     layout="htd",
-    features=Features(lse="fp32", masked_rows="zero", window=True, softcap=True, segments=True),
+    features=Features(lse="fp32", masked_rows="zero", window=True, softcap=True, segments=True, ragged=True),
     domain=EVERYWHERE,
     arithmetic=Arithmetic(weights="bf16", exponential="exp2", block_kv=128),
     package="flywheel-tpu",

@@ -5,21 +5,42 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 
 from verify import backend
-from verify.device import envelopes, fit
+from verify.device import envelopes, exhaustive, fit
 from verify.device.__main__ import main
-from verify.device.envelopes import FUNCTIONS, bf16_arguments, measure_bf16, measure_fp32, measure_widened
+from verify.device.envelopes import FUNCTIONS, bf16_arguments, excess, measure_bf16, measure_fp32, measure_widened
+from verify.device.exhaustive import BINADE, Block, Found, blocks, measure_everywhere
 from verify.devices import CPU_INTERPRET, MODELS, V6E, DeviceModel
+from verify.records import RecordError
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+RECORDED = {
+    body["name"]: body
+    for body in json.loads(fit.MEASURED.read_text(encoding="utf-8"))["models"]["cpu-interpret"]["envelopes"]
+    if body["arguments"] == "FP32"
+}
+EXACT = {
+    "exp2": lambda x: mpmath.mpf(2) ** x,
+    "exp": mpmath.exp,
+    "log": mpmath.log,
+    "tanh": mpmath.tanh,
+    "rsqrt": lambda x: 1 / mpmath.sqrt(x),
+    "reciprocal": lambda x: 1 / x,
+    "sigmoid": lambda x: 1 / (1 + mpmath.exp(-x)),
+    "sin": mpmath.sin,
+    "cos": mpmath.cos,
+}
 
 
 @pytest.mark.smoke
@@ -54,11 +75,16 @@ def test_a_tpu_is_recognised_by_its_kind(kind: str, monkeypatch: pytest.MonkeyPa
 def test_every_bf16_argument_stays_within_the_envelope(name: str) -> None:
     """All BF16 arguments, in FP32 and in BF16: the claims hold, and the arguments were all of them."""
     function = FUNCTIONS[name]
-    widened, narrow = (measure(function, CPU_INTERPRET) for measure in (measure_widened, measure_bf16))
-    assert widened.holds, widened
-    assert narrow.holds, narrow
-    assert widened.exhaustive
-    assert widened.count == narrow.count == (2 * 254 * 128 if function.negative else 254 * 128)
+    found = [measure_widened(function, CPU_INTERPRET)]
+    if name in CPU_INTERPRET.bf16_ulp:
+        found.append(measure_bf16(function, CPU_INTERPRET))
+    for envelope in found:
+        assert envelope.holds, envelope
+        assert envelope.exhaustive
+    exponents = 254 if function.largest is None else 146
+    ends = 0 if function.largest is None else 2  # +-2^20 itself
+    assert {e.count for e in found} == {(2 if function.negative else 1) * exponents * 128 + ends}
+    assert len(found) == (1 if name in ("sin", "cos") else 2)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -70,12 +96,99 @@ def test_a_sample_of_fp32_arguments_stays_within_the_envelope(name: str) -> None
 
 
 @pytest.mark.deep
-def test_exp2_envelope_holds_everywhere() -> None:
-    """exp2 at every FP32 argument whose result is normal."""
-    envelope = measure_fp32(FUNCTIONS["exp2"], CPU_INTERPRET, stride=1)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_envelope_holds_everywhere(name: str, tmp_path: Path) -> None:
+    """Every normal FP32 argument: the claim holds, and the largest error is the one that the model's source states."""
+    envelope = measure_everywhere(name, CPU_INTERPRET, tmp_path / "state.jsonl")
     assert envelope.exhaustive
-    assert envelope.count > 6e8
+    assert envelope.count == len(blocks(FUNCTIONS[name])) * BINADE
     assert envelope.holds, envelope
+    assert envelope.worst == RECORDED[name]["worst"]
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_recorded_run_is_the_source_of_the_model(name: str) -> None:
+    """The committed run tried every argument; its figure stands in the source, and its worst argument gives it."""
+    recorded, function = RECORDED[name], FUNCTIONS[name]
+    assert recorded["exhaustive"]
+    assert recorded["count"] == len(blocks(function)) * BINADE
+    figure = f"{recorded['worst'] / recorded['unit']:.4g}"
+    source = CPU_INTERPRET.sources[f"{name}_{'absolute' if name in ('sin', 'cos') else 'relative'}"]
+    assert "measured over every normal FP32 argument" in source
+    assert figure in source
+    assert recorded["claimed"] == function.claimed(CPU_INTERPRET)[0]
+    x = np.array([recorded["at"]], np.float32)
+    again = float(excess(np.asarray(jax.jit(function.device)(x)), x, function, CPU_INTERPRET)[0])
+    assert again == pytest.approx(recorded["worst"], abs=2.0**-48)
+
+
+@pytest.mark.smoke
+def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finished blocks are not measured again; those of other conditions, and a torn line, are."""
+    monkeypatch.setattr(exhaustive, "BINADE", 2 * exhaustive.PART)
+    state, measured = tmp_path / "state.jsonl", []
+    real = exhaustive.measure_block
+
+    def stop_after(count: int) -> None:
+        def measure(block: Block, *rest: Any) -> Found:
+            if len(measured) == count:
+                raise KeyboardInterrupt
+            measured.append(block)
+            return real(block, *rest)
+
+        monkeypatch.setattr(exhaustive, "measure_block", measure)
+
+    monkeypatch.setitem(FUNCTIONS, "exp", dataclasses.replace(FUNCTIONS["exp"], largest=2.0**-122))
+    asked = blocks(FUNCTIONS["exp"])
+    assert len(asked) == 8
+    stop_after(3)
+    with pytest.raises(KeyboardInterrupt):
+        measure_everywhere("exp", CPU_INTERPRET, state)
+    state.write_text(state.read_text(encoding="utf-8") + '{"format":', encoding="utf-8")
+    stop_after(100)
+    envelope = measure_everywhere("exp", CPU_INTERPRET, state)
+    assert measured == asked
+    assert envelope.count == 8 * 2 * exhaustive.PART
+    other = dataclasses.replace(CPU_INTERPRET, exp_relative=1e-3)
+    measure_everywhere("exp", other, state)
+    assert measured == asked * 2
+    state.write_text('{"format": "flywheel-exhaustive/1"}\n', encoding="utf-8")
+    with pytest.raises(RecordError, match="line 1: not a block of flywheel-exhaustive/1"):
+        measure_everywhere("exp", CPU_INTERPRET, state)
+
+
+@pytest.mark.smoke
+def test_blocks_cover_every_normal_argument_once() -> None:
+    """The first and last words of neighbouring blocks follow each other; both signs, all binades, and no more."""
+    found = [block for block in blocks(FUNCTIONS["tanh"]) if block.sign < 0]
+    assert len(found) == 254
+    ends = [list(block.arguments()) for block in found[:2]]
+    words = [np.concatenate(parts).view(np.uint32) for parts in ends]
+    assert words[0][0] == 0x80800000
+    assert (np.diff(np.concatenate(words).astype(np.int64)) == 1).all()
+    assert [block.exponent for block in blocks(FUNCTIONS["sin"])][-1] == 19
+    assert {block.sign for block in blocks(FUNCTIONS["log"])} == {1}
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_reference_is_as_good_as_stated(name: str) -> None:
+    """numpy's float64 function at FP32 numbers of every binade, against 200 bits: within 2**-50 of the value."""
+    function, rng = FUNCTIONS[name], np.random.default_rng(5)
+    exponents = np.repeat(np.arange(-126, 127 if function.largest is None else 20), 4)
+    x = np.ldexp(1.0 + rng.integers(0, 1 << 23, exponents.size) * 2.0**-23, exponents)
+    if function.negative:
+        x *= rng.choice([-1.0, 1.0], x.size)
+    with np.errstate(all="ignore"):
+        got = function.exact(x)
+    counts = np.isfinite(got) & (np.abs(got) >= 2.0**-149) & (np.abs(got) < 2.0**128)
+    assert counts.sum() > x.size / 3
+    with mpmath.workprec(200):
+        for value, argument in zip(got[counts].tolist(), x[counts].tolist(), strict=True):
+            exact = EXACT[name](mpmath.mpf(argument))
+            size = 1 if name in ("sin", "cos") else abs(exact)
+            assert abs(value - exact) <= 2.0**-50 * size, argument
 
 
 @pytest.mark.smoke
@@ -126,14 +239,14 @@ def test_measure_names_the_model_that_fits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The command says which model describes the machine, and writes strict JSON."""
-    monkeypatch.setattr(fit, "SAMPLE", 65537)
+    monkeypatch.setitem(fit.measure_fp32.__kwdefaults__, "stride", 65537)
     path = tmp_path / "device.json"
     assert main(["measure", "--json", str(path)]) == 0
     assert "this machine is described by: cpu-interpret" in capsys.readouterr().out
     found = json.loads(path.read_text(encoding="utf-8"), parse_constant=pytest.fail)
     assert found["models"]["cpu-interpret"]["fits"]
     assert not found["models"]["v6e"]["fits"]
-    assert len(found["models"]["cpu-interpret"]["envelopes"]) == 3 * len(FUNCTIONS)
+    assert len(found["models"]["cpu-interpret"]["envelopes"]) == 2 * len(FUNCTIONS) + 7
 
 
 @pytest.mark.smoke

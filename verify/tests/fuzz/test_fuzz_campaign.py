@@ -212,7 +212,7 @@ def test_a_directory_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFix
     [
         (["run", "nothing"], "there is no hunt 'nothing'; there are anchor"),
         (["run", "anchor", "--bucket", "1x1"], "hunt anchor has no bucket 1x1; it has 256x256-d128"),
-        (["run", "anchor", "--subject", "nowhere"], "subject must be flywheel.attention or package.module:object"),
+        (["run", "anchor", "--subject", "nowhere"], "subject must be package.module:object or one of flywheel"),
         (["run", "anchor", "--subject", "nowhere:at_all"], "subject 'nowhere:at_all' cannot be loaded"),
         (["replay", "missing.json"], "missing.json"),
         (["replay", "missing.jsonl#00"], "missing.jsonl: no such records file"),

@@ -31,6 +31,7 @@ def record(case: AttentionCase = CASE, share: float | str = 0.5, root: str | Non
         "family": "fuzz",
         "sha256": spec["sha256"],
         "shape": {"q_len": 128, "kv_len": 128, "head_dim": 64},
+        "features": {},
         "verdict": "pass" if root is None else "fail",
         "reason": "said",
         "measures": {"out": {"share": {"value": share}}},

@@ -15,6 +15,7 @@ from fuzz.tally import Tally
 from fuzz.worker import FINISH, STOP, Assignment, Broken, Report, Round, Stop, Worker
 from verify import records
 from verify.attention.cases import load_case
+from verify.subjects import Subject
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -226,7 +227,7 @@ def test_case_is_on_disk_while_it_runs(make: Any) -> None:
         assert left.build().q.tobytes() == problem.q.tobytes()
         return fuzz_subjects.oracle(problem, config=config)
 
-    worker.subject = subject
+    worker.subject = Subject("watched", subject, takes_problem=True)
     play(worker, 5)
     assert len(seen) == 5
     assert not list((worker.store.directory / "running").iterdir())
@@ -241,7 +242,7 @@ def test_stop_comes_before_the_next_case(make: Any) -> None:
         worker.pipe.orders.insert(0, STOP)
         return inner(problem, config=config)
 
-    worker.subject = subject
+    worker.subject = Subject("watched", subject, takes_problem=True)
     tally = play(worker, 50)
     assert tally.cases == 1
     assert worker.pipe.sent[-1].done

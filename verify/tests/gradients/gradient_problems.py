@@ -34,7 +34,7 @@ def normal_problem(
     q_len: int = 7,
     kv_len: int = 9,
     head_dim: int = 5,
-    value_dim: int = 3,
+    v_dim: int = 3,
     causal: bool = True,
     **options: Any,
 ) -> GradientProblem:
@@ -44,8 +44,8 @@ def normal_problem(
     return GradientProblem(
         q=bf16(rng.standard_normal((batch, heads, q_len, head_dim))),
         k=bf16(rng.standard_normal((batch, kv_heads, kv_len, head_dim))),
-        v=bf16(rng.standard_normal((batch, kv_heads, kv_len, value_dim))),
-        d_out=fp32(rng.standard_normal((batch, heads, q_len, value_dim))),
+        v=bf16(rng.standard_normal((batch, kv_heads, kv_len, v_dim))),
+        d_out=fp32(rng.standard_normal((batch, heads, q_len, v_dim))),
         mask=rows(q_len, kv_len),
         scale=options.pop("scale", head_dim**-0.5),
         **options,
@@ -70,12 +70,12 @@ def adversarial_problem(seed: int) -> GradientProblem:
     kv_heads = int(rng.integers(1, 3))
     heads = kv_heads * int(rng.integers(1, 4))
     q_len, kv_len = int(rng.integers(1, 6)), int(rng.choice([1, 2, 3, 9, 17]))
-    head_dim, value_dim = int(rng.choice([1, 2, 8, 33])), int(rng.choice([1, 3, 8]))
+    head_dim, v_dim = int(rng.choice([1, 2, 8, 33])), int(rng.choice([1, 3, 8]))
     arrays = {
         "q": rng.standard_normal((1, heads, q_len, head_dim)) * 2.0 ** rng.integers(-10, 8),
         "k": rng.standard_normal((1, kv_heads, kv_len, head_dim)) * 2.0 ** rng.integers(-6, 6),
-        "v": rng.standard_normal((1, kv_heads, kv_len, value_dim)),
-        "d_out": rng.standard_normal((1, heads, q_len, value_dim)),
+        "v": rng.standard_normal((1, kv_heads, kv_len, v_dim)),
+        "d_out": rng.standard_normal((1, heads, q_len, v_dim)),
         "d_lse": rng.standard_normal((1, heads, q_len)) * 2.0 ** rng.integers(-8, 8),
         "sinks": rng.standard_normal(heads) * 2.0 ** rng.integers(-3, 8),
     }

@@ -86,7 +86,7 @@ def test_bound_holds_on_thousands_of_problems(batch: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_bound_holds_at_length(seed: int) -> None:
     """Rows of 512 keys, ordinary and with logits that need ball arithmetic."""
-    case = normal_problem(seed, heads=2, kv_heads=1, q_len=6, kv_len=512, head_dim=32, value_dim=16, causal=bool(seed))
+    case = normal_problem(seed, heads=2, kv_heads=1, q_len=6, kv_len=512, head_dim=32, v_dim=16, causal=bool(seed))
     assert violations(case, oracle_float64.gradients(case)) == []
     large = dataclasses.replace(case, scale=2.0**22)
     assert violations(large, oracle_float64.gradients(large, weak=None)) == []
@@ -125,7 +125,7 @@ def test_weak_rows_escalate() -> None:
 
 def test_bound_is_small_on_ordinary_data() -> None:
     """Normal data, 256 keys, 64 lanes: errors below 1e-12 of the largest derivative, far finer than FP32."""
-    case = normal_problem(1, heads=2, kv_heads=1, q_len=256, kv_len=256, head_dim=64, value_dim=32)
+    case = normal_problem(1, heads=2, kv_heads=1, q_len=256, kv_len=256, head_dim=64, v_dim=32)
     found = oracle_float64.gradients(case)
     assert found.escalated == 0
     for name, part in found.parts():

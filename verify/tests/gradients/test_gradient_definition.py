@@ -34,7 +34,7 @@ class Forward:
     def row(self, batch: int, head: int, row: int) -> tuple[list[Any], Any]:
         """Output and LSE of one row."""
         problem, arrays = self.problem, self.arrays
-        kv_head = head // (problem.heads // problem.kv_heads)
+        kv_head = problem.kv_head(head)
         keys = np.flatnonzero(problem.mask(batch, slice(row, row + 1))[0]).tolist()
         scores = [problem.scale * (arrays["q"][batch, head, row] @ arrays["k"][batch, kv_head, j]) for j in keys]
         if problem.softcap is not None:
@@ -42,11 +42,10 @@ class Forward:
         weights = [mpmath.exp(s) for s in scores]
         total = mpmath.fsum(weights) + (mpmath.exp(arrays["sinks"][head]) if "sinks" in arrays else 0)
         if total == 0:
-            return [mpmath.mpf(0)] * problem.value_dim, mpmath.mpf(0)
+            return [mpmath.mpf(0)] * problem.v_dim, mpmath.mpf(0)
         values = [arrays["v"][batch, kv_head, j] for j in keys]
         out = [
-            mpmath.fsum(w * v[d] for w, v in zip(weights, values, strict=True)) / total
-            for d in range(problem.value_dim)
+            mpmath.fsum(w * v[d] for w, v in zip(weights, values, strict=True)) / total for d in range(problem.v_dim)
         ]
         return out, mpmath.log(total)
 
@@ -73,7 +72,7 @@ class Forward:
 @pytest.mark.parametrize("rich", [False, True])
 def test_derivatives_are_finite_differences_of_the_definition(rich: bool) -> None:
     """Central differences of the mpmath forward definition, in inputs of every kind, agree to the last digit."""
-    case = (rich_problem if rich else normal_problem)(7, heads=4, q_len=2, kv_len=3, head_dim=2, value_dim=1)
+    case = (rich_problem if rich else normal_problem)(7, heads=4, q_len=2, kv_len=3, head_dim=2, v_dim=1)
     rng = np.random.default_rng(0)
     found = oracle_mpmath.gradients(case)
     with mpmath.workdps(60):

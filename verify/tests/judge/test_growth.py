@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from problems import normal_problem
 
-from verify.growth import growth
-from verify.measures import ComparisonError, errors
+from verify.attention import oracle_float64
+from verify.attention.contract import contract_bound
+from verify.attention.judge import judge
+from verify.devices import CPU_INTERPRET
+from verify.measures import ComparisonError, Errors, errors, measure
+
+if TYPE_CHECKING:
+    from verify.growth import Growth
 
 ROWS = 512
 RNG_SEED = 7
 
 pytestmark = pytest.mark.smoke
+
+
+def growth(found: Errors, bound: np.ndarray | None = None, *, axis: int = 2) -> Growth:
+    """The growth among all measures."""
+    grown = measure(found, bound, tokens=axis).growth
+    assert grown is not None
+    return grown
 
 
 def rounded_sum(*, every: int) -> tuple[np.ndarray, np.ndarray]:
@@ -63,7 +78,8 @@ def test_the_worst_element_is_named_with_its_bits() -> None:
     assert found.worst.index == (0, 1, 3, 2)
     assert (found.worst.value, found.worst.got, found.worst.got_bits) == (2.0, 1.5, "0x3fc00000")
     assert found.worst.want_bits == "0x3f800000"
-    assert found.rows.tolist() == [4]
+    assert [(r.first, r.last) for r in found.ranges] == [(0, 0), (1, 1), (2, 3), (4, 4)]
+    assert [r.worst.value for r in found.ranges] == [0.0, 0.0, 2.0, 0.0]
     assert math.isnan(found.slope)
     assert not found.certain
 
@@ -76,7 +92,8 @@ def test_a_nan_is_the_worst_and_stays_out_of_the_fit() -> None:
     found = growth(errors(got, want), np.ones_like(want))
     assert math.isnan(found.worst.value)
     assert found.worst.index == (0, 0, 2, 0)
-    assert 3 not in found.rows
+    assert [r.worst.index[2] for r in found.ranges] == [0, 1, 2, 7]
+    assert found.ranges[3].worst.value == 2.0**-7
     assert found.slope == pytest.approx(1.0, abs=2.0**-12)
 
 
@@ -86,7 +103,43 @@ def test_without_a_bound_half_ulps_are_the_unit() -> None:
     got = np.nextafter(want.astype(np.float32), np.float32(2))
     found = growth(errors(got, want))
     assert found.normalised_by == "half an ulp"
-    assert found.profile.tolist() == [2.0] * 4
+    assert [r.worst.value for r in found.ranges] == [2.0] * 3
+
+
+def test_elements_that_are_not_compared_have_no_part() -> None:
+    """Ranges of which nothing was compared are left out, and indices are those of the whole arrays."""
+    want, where = np.ones((2, 1, 16, 3)), np.zeros((2, 1, 16, 3), dtype=bool)
+    got = want.astype(np.float32)
+    got[1, 0, 9, 2], got[1, 0, 5, 0] = 1.5, 7.0
+    where[1, 0, 8:12] = where[0, 0, 0] = True
+    found = growth(errors(got, want, where=where), np.ones_like(want))
+    assert [(r.first, r.last) for r in found.ranges] == [(0, 0), (8, 15)]
+    assert found.ranges[1].worst.index == (1, 0, 9, 2)
+    assert found.ranges[1].worst.value == 0.5
+    assert found.worst == found.ranges[1].worst
+
+
+def test_a_judgement_shows_the_growth_of_its_arrays() -> None:
+    """Output and LSE have one, by tokens; what is one number per head has none."""
+    problem = normal_problem(1, q_len=9)
+    reference = oracle_float64.attention(problem)
+    bound = contract_bound(problem, CPU_INTERPRET)
+    assert reference.head_max_logit is not None
+    judged = judge(
+        problem,
+        reference.out.astype(np.float32),
+        reference.lse.astype(np.float32),
+        bound,
+        reference=reference,
+        got_max_logit=reference.head_max_logit.astype(np.float32),
+    )
+    grown = {name: measures.growth for name, measures in judged.measures.items()}
+    assert grown["max_logit"] is None
+    for name in ("out", "lse"):
+        found = grown[name]
+        assert found is not None
+        assert [r.last for r in found.ranges] == [0, 1, 3, 7, 8]
+        assert found.worst.value == judged.measures[name].share.value  # pyright: ignore[reportOptionalMemberAccess]
 
 
 def test_wrong_axes_and_bounds_are_refused() -> None:

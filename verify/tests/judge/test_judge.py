@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -136,7 +137,9 @@ def test_open_elements_are_decided_by_ball_arithmetic() -> None:
     bound = plain_bound(case)
     right = judge(case, as_bf16(np.array([[[[mean, -mean]]]])), found.lse.astype(np.float32), bound)
     assert right.verdict is Verdict.PASS, right.reason
-    assert right.notes == ("out: 1 rows decided by ball arithmetic",)
+    assert right.notes == ("out: 1 of 1 rows (100.00%) computed by ball arithmetic",)
+    assert right.escalation is not None
+    assert (right.escalation.rows, right.escalation.of, right.escalation.share) == (1, 2, 0.5)
     wrong = judge(case, as_bf16(np.array([[[[mean, -4.0]]]])), None, bound)
     assert wrong.verdict is Verdict.FAIL
     assert "1 of 2 elements of out are wrong; worst out[0, 0, 0, 1]: got -4" in wrong.reason
@@ -303,9 +306,12 @@ def test_power_against_one_answer_is_not_power_against_another() -> None:
     case = dataclasses.replace(case, v=nearly)
     judgement = judge(case, *rounded(case), plain_bound(case, 2.0**-2), power=True)
     assert judgement.verdict is Verdict.NO_POWER
-    assert judgement.reason == (
-        "the bound also accepts: the output of the next KV head, the output of the next query head"
-    )
+    share, element = r"\(at most 0\.\d+ of the bound, at ", r"out\[0, \d, \d+, \d+\]: got \S+ \(0x[0-9a-f]{4}\)"
+    place = rf"{share}{element}, want \S+ \(nearest 0x[0-9a-f]{{4}}\)\)"
+    assert re.fullmatch(
+        rf"the bound also accepts: the output of the next KV head {place}, the output of the next query head {place}",
+        judgement.reason,
+    ), judgement.reason
 
 
 def test_the_right_answer_is_no_trivial_one() -> None:

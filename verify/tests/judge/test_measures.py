@@ -189,3 +189,23 @@ def test_widen_is_exact_for_every_bf16_word() -> None:
         expected = words.astype(np.float32).astype(np.float64)
     assert np.array_equal(widen(words), expected, equal_nan=True)
     assert np.dtype(ml_dtypes.bfloat16) == BF16
+
+
+def test_every_measure_names_an_element_with_its_bits() -> None:
+    """Class, absolute, relative, ulp, share, bias and growth: index, both values and both words."""
+    want = np.ones((1, 1, 8, 4))
+    got = want.astype(np.float32)
+    got[0, 0, 5, 1], got[0, 0, 2, 3], got[0, 0, 6, 0] = 0.75, np.nan, np.inf
+    found = measure(errors(got, want), np.ones_like(want), tokens=2)
+    assert found.mismatches == 2
+    assert found.bias is not None
+    assert found.growth is not None
+    places = {name: getattr(found, name) for name in ("mismatch", "absolute", "relative", "ulp", "share")}
+    for name, place in places.items():
+        assert place.index == (0, 0, 2, 3), name
+        assert (place.got_bits, place.want_bits) == ("0x7fc00000", "0x3f800000"), name
+    assert found.bias.worst is not None
+    assert (found.bias.worst.index, found.bias.worst.value) == ((0, 0, 5, 1), -0.25)
+    assert (found.bias.worst.got_bits, found.bias.worst.want) == ("0x3f400000", 1.0)
+    assert [r.worst.index for r in found.growth.ranges][-2:] == [(0, 0, 2, 3), (0, 0, 6, 0)]
+    assert measure(errors(want.astype(np.float32), want)).mismatch is None

@@ -25,7 +25,7 @@ def test_document_has_both_tables() -> None:
     assert {"float64, every element", "ball arithmetic, a row", "mpmath, a row", "float64 gradients"} <= set(
         names(text)
     )
-    assert {"ordinary", "adversarial"} <= set(names(text))
+    assert {"ordinary", "adversarial", "dq", "dk", "dv", "base 10000", "base 1e+07"} <= set(names(text))
 
 
 @pytest.mark.deep

@@ -7,7 +7,7 @@ import pytest
 from verify.attention import adversarial
 from verify.attention.open_cases import OPEN_CASES, OpenCase
 from verify.subjects import load
-from verify.subjects.judging import judge_subject
+from verify.subjects.judging import judge_open_case, judge_subject
 from verify.subjects.selftest import self_test
 from verify.verdict import Verdict
 
@@ -29,8 +29,11 @@ def test_self_test_of_the_given_subject(given_subject: str) -> None:
 def test_given_subject(given_subject: str, named_case: str) -> None:
     """It passes; what it does not support or promise is skipped with the reason."""
     case = CASES[named_case]
-    power = isinstance(case, OpenCase) and case.power
-    judgement = judge_subject(load(given_subject), case.build(), config=case.config, power=power).judgement
+    subject = load(given_subject)
+    if isinstance(case, OpenCase):
+        judgement = judge_open_case(subject, case).judgement
+    else:
+        judgement = judge_subject(subject, case.build(), config=case.config).judgement
     if judgement.verdict in (Verdict.SKIPPED, Verdict.OUTSIDE_DOMAIN):
         pytest.skip(judgement.reason)
     words = f"{case.words} -> {case.answer}: " if isinstance(case, OpenCase) else ""

@@ -26,6 +26,8 @@ WRONG = (
     ("NO_SCALE", "g2-narrow-values", "logits not scaled"),
     ("LOG2_LSE", "g2-narrow-values", "the LSE in log2 units instead of nats"),
     ("WRONG_ROW", "g2-narrow-values", "normalised by a wrong sum, that of row "),
+    ("INT16_POSITIONS", "e1-positions-beyond-16-bits", "positions of queries and keys that wrap around in 16 bits"),
+    ("TOP_LEFT_RAGGED", "g3-ragged-bottom-right-alignment", "rows aligned top-left instead of bottom-right"),
     ("BF16_ACCUMULATOR", "bell-logits-2^3", "the accumulator, rounded to BF16"),
 )
 
@@ -49,6 +51,16 @@ def test_the_right_kernel_passes_where_the_wrong_ones_fail(case: str) -> None:
     """The same code without a mistake passes every one of those cases."""
     judged = judge_subject(load("user_kernels:RIGHT"), CASES[case].build(), power=True)
     assert judged.judgement.verdict is Verdict.PASS, judged.judgement.reason
+
+
+@pytest.mark.parametrize(
+    ("kernel", "case"), [("WINDOWED", "e1-positions-beyond-16-bits"), ("RAGGED", "g3-ragged-bottom-right-alignment")]
+)
+def test_the_right_kernels_with_features_pass(kernel: str, case: str) -> None:
+    """Positions in 32 bits and rows aligned bottom-right pass, and adapters of that kind pass their self-test."""
+    judged = judge_subject(load(f"user_kernels:{kernel}"), CASES[case].build())
+    assert judged.judgement.verdict is Verdict.PASS, judged.judgement.reason
+    self_test(load(f"user_kernels:{kernel}"))
 
 
 def test_the_documentation_shows_the_example_that_runs() -> None:
@@ -102,8 +114,10 @@ def test_a_plain_function_is_a_subject() -> None:
 def test_a_wrong_layout_is_caught_by_the_self_test() -> None:
     """All sizes differ, so that an adapter that reads, or writes, other axes than it declares cannot pass."""
     for name in ("reads_another_layout", "swaps_batch_and_heads"):
-        with pytest.raises(AdapterError, match=r"self-test 'plain' with q \(2, 6, 8, 64\)"):
+        with pytest.raises(AdapterError, match=r"self-test 'plain' with q \(2, 6, 8, 64\)") as failed:
             self_test(load(f"user_kernels:{name}"))
+        if name == "swaps_batch_and_heads":
+            assert "the whole output lies nearest to: batch and heads exchanged" in str(failed.value)
 
 
 def test_an_exception_is_a_verdict() -> None:

@@ -49,6 +49,68 @@ def _declared(mistake: str) -> Any:
     )(functools.partial(jax.jit(_attention, static_argnames=("causal", "scale", "mistake")), mistake=mistake))
 
 
+def _masked(q: Any, k: Any, v: Any, seen: Any, scale: float) -> Any:
+    """Attention under a mask `[batch, q_len, kv_len]`."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (jnp.repeat(x, group, axis=1) for x in (k, v))
+    s = jnp.einsum("bhqd,bhkd->bhqk", q, k, preferred_element_type=jnp.float32) * scale
+    s = jnp.where(seen[:, None], s, -jnp.inf)
+    m = jnp.maximum(s.max(axis=-1, keepdims=True), -1e30)
+    p = jnp.exp(s - m)
+    total = p.sum(axis=-1, keepdims=True)
+    out = jnp.einsum("bhqk,bhkd->bhqd", p.astype(jnp.bfloat16), v, preferred_element_type=jnp.float32)
+    return jnp.where(total > 0, out / total, 0.0).astype(jnp.bfloat16)
+
+
+def _windowed(q: Any, k: Any, v: Any, *, causal: bool, scale: float, window: Any = (None, None), mistake: str) -> Any:
+    """Positions are stored in 32 bits, or by mistake in 16."""
+    stored = jnp.int16 if mistake == "int16 positions" else jnp.int32
+    keys = jnp.arange(k.shape[2]).astype(stored).astype(jnp.int32)
+    rows = (jnp.arange(q.shape[2]) + k.shape[2] - q.shape[2]).astype(stored).astype(jnp.int32)
+    distance = keys[None] - rows[:, None]
+    left, right = window
+    seen = distance <= 0 if causal else jnp.ones(distance.shape, bool)
+    if left is not None:
+        seen &= distance >= -left
+    if right is not None:
+        seen &= distance <= right
+    return _masked(q, k, v, seen[None], scale)
+
+
+def _ragged(
+    q: Any, k: Any, v: Any, *, causal: bool, scale: float, q_segments: Any = None, k_segments: Any = None,
+    q_positions: Any = None, mistake: str,
+) -> Any:  # fmt: skip
+    """A causal mask within each sequence, aligned as the caller says, or by mistake top-left."""
+    if q_segments is None:
+        q_segments, k_segments = (jnp.zeros((x.shape[0], x.shape[2]), jnp.int32) for x in (q, k))
+    same = q_segments[:, :, None] == k_segments[:, None, :]
+    keys = jnp.arange(k.shape[2])[None]
+    if mistake == "top-left in each sequence":
+        local = (q_segments[:, :, None] == q_segments[:, None, :]) & jnp.tri(q.shape[2], k=-1, dtype=bool)
+        first = jnp.where(same, keys[:, None], k.shape[2]).min(axis=2)
+        aligned = first + local.sum(axis=2)
+    elif q_positions is None:
+        aligned = jnp.arange(q.shape[2])[None] + k.shape[2] - q.shape[2]
+    else:
+        aligned = q_positions
+    seen = same & (keys[:, None] <= aligned[:, :, None]) if causal else same
+    return _masked(q, k, v, seen, scale)
+
+
+def _featured(function: Any, features: Features, mistake: str) -> Any:
+    return subject(
+        name=mistake or "right",
+        features=features,
+        arithmetic=Arithmetic(weights="bf16", exponential="exp", block_kv=None),
+    )(functools.partial(function, mistake=mistake))
+
+
+WINDOWED, INT16_POSITIONS = (_featured(_windowed, Features(window=True), name) for name in ("", "int16 positions"))
+RAGGED, TOP_LEFT_RAGGED = (
+    _featured(_ragged, Features(segments=True, positions=True), name) for name in ("", "top-left in each sequence")
+)
+
 RIGHT = _declared("right")
 TOP_LEFT = _declared("top-left")
 TILED_HEADS = _declared("tiled heads")
