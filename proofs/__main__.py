@@ -1,6 +1,6 @@
-"""`python -m proofs [NAME ...] [--json]`: check the lemmas behind the constants and show what each rests on.
+"""`python -m proofs [NAME ...]`: check the lemmas behind the constants and show what each rests on.
 
-Exit codes: 0, every lemma holds; 1, one does not; 2, a name is no lemma's.
+Exit codes: 0, every lemma holds; 1, one does not; 2, a name is no lemma's; 3, a tool that --require names is missing.
 """
 
 from __future__ import annotations
@@ -8,13 +8,15 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from proofs import catalogue, constants
+from proofs import catalogue, constants, formal
+from proofs.checkers.outcome import Outcome, Report, Tool
 from proofs.lemma import Verdict, examine
 
 if TYPE_CHECKING:
@@ -25,19 +27,24 @@ if TYPE_CHECKING:
 # Wide enough that no column folds its words where the output is no terminal (a log, a file).
 _PLAIN_WIDTH = 160
 
+_STYLES = {Outcome.CHECKED: "green", Outcome.FAILED: "bold red", Outcome.NOT_CHECKED: "yellow"}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m proofs", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("names", metavar="NAME", nargs="*", help="lemmas to check (all of them by default)")
-    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON instead of a table")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     try:
         chosen = catalogue.select(options.names)
     except ValueError as unknown:
         print(unknown, file=sys.stderr)
         return 2
-    verdicts = _examine_all(chosen)
+    absent = formal.missing(options.require)
+    if absent:
+        print(f"required and not installed: {', '.join(absent)} (see proofs/README.md)", file=sys.stderr)
+        return 3
+    start = time.perf_counter()
+    verdicts = _examine_all(chosen, without=options.without, fresh=options.fresh)
+    seconds = time.perf_counter() - start
     if options.json:
         print(json.dumps(as_json(verdicts), indent=2))
     else:
@@ -45,18 +52,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not console.is_terminal:
             console.width = _PLAIN_WIDTH
         console.print(as_table(verdicts))
-        console.print(_summary(verdicts))
+        for line in _summary(verdicts, seconds):
+            console.print(line)
     return 0 if all(verdict.holds for verdict in verdicts) else 1
 
 
-def _examine_all(lemmas: tuple[Lemma, ...]) -> list[Verdict]:
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m proofs", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("names", metavar="NAME", nargs="*", help="lemmas to check (all of them by default)")
+    parser.add_argument("--json", action="store_true", help="print the verdicts as JSON instead of a table")
+    tools = ", ".join(Tool)
+    parser.add_argument(
+        "--require", type=_tools, default=(), metavar="TOOLS", help=f"an error if one is missing: some of {tools}"
+    )
+    parser.add_argument(
+        "--without", type=_tools, default=(), metavar="TOOLS", help=f"do not ask these: some of {tools}"
+    )
+    parser.add_argument("--fresh", action="store_true", help="prove everything now, and take nothing from earlier runs")
+    return parser
+
+
+def _tools(text: str) -> tuple[Tool, ...]:
+    try:
+        return tuple(Tool(name) for name in text.split(","))
+    except ValueError:
+        message = f"{text!r}: must be some of {', '.join(Tool)}, separated by commas"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def _examine_all(lemmas: tuple[Lemma, ...], *, without: Sequence[Tool], fresh: bool) -> list[Verdict]:
     progress = Console(stderr=True)
     verdicts: list[Verdict] = []
     with progress.status("checking") as status:
         for number, lemma in enumerate(lemmas, 1):
             status.update(f"checking {number} of {len(lemmas)}: {lemma.name}")
             verdicts.append(examine(lemma))
-    return verdicts
+        reports = formal.examine(lemmas, without=without, fresh=fresh, progress=status.update)
+        return formal.add(verdicts, reports)
 
 
 def as_json(verdicts: list[Verdict]) -> dict[str, Any]:
@@ -76,6 +108,17 @@ def as_json(verdicts: list[Verdict]) -> dict[str, Any]:
                 "holds": verdict.holds,
                 "finding": verdict.finding,
                 "seconds": round(verdict.seconds, 3),
+                "tools": [
+                    {
+                        "tool": report.tool.value,
+                        "outcome": report.outcome.value,
+                        "finding": report.finding,
+                        "axioms": list(report.axioms),
+                        "seconds": round(report.seconds, 3),
+                        "earlier": report.earlier,
+                    }
+                    for report in verdict.reports
+                ],
             }
             for verdict in verdicts
         ],
@@ -88,7 +131,7 @@ def as_table(verdicts: list[Verdict]) -> Table:
     table.add_column("lemma", no_wrap=True)
     table.add_column("statement and finding", overflow="fold", ratio=6)
     table.add_column("rests on", overflow="fold", ratio=6)
-    table.add_column("checked by", overflow="fold", ratio=2)
+    table.add_column("checked by", overflow="fold", ratio=4)
     table.add_column("time", justify="right", no_wrap=True)
     for verdict in verdicts:
         lemma = verdict.lemma
@@ -97,22 +140,41 @@ def as_table(verdicts: list[Verdict]) -> Table:
             f"assumes: {assumption.text} [{assumption.covered_by.split(':')[-1]}]" for assumption in lemma.assumptions
         ]
         word = Text("holds", style="green") if verdict.holds else Text("REFUTED", style="bold red")
+        checked_by = Text(", ".join(lemma.methods))
+        for report in verdict.reports:
+            checked_by.append("\n").append(_told(report))
         table.add_row(
             Text(f"{lemma.name}\n").append(word),
-            Text(f"{lemma.statement}\n").append(verdict.finding, style="" if verdict.holds else "bold red"),
+            Text(f"{lemma.statement}\n").append(verdict.finding, style="" if verdict.established else "bold red"),
             Text("\n".join(rests_on)),
-            Text(", ".join(lemma.methods)),
-            Text(f"{verdict.seconds:.2f} s"),
+            checked_by,
+            Text(f"{verdict.seconds + sum(report.seconds for report in verdict.reports):.2f} s"),
         )
     return table
 
 
-def _summary(verdicts: list[Verdict]) -> Text:
+def _told(report: Report) -> Text:
+    earlier = " (earlier run)" if report.earlier else ""
+    text = f"{report.tool}: {report.outcome}{earlier}, {report.finding}"
+    return Text(text, style=_STYLES[report.outcome])
+
+
+def _summary(verdicts: list[Verdict], seconds: float) -> list[Text]:
     refuted = [verdict.lemma.name for verdict in verdicts if not verdict.holds]
-    seconds = sum(verdict.seconds for verdict in verdicts)
     if refuted:
-        return Text(f"{len(refuted)} of {len(verdicts)} lemmas refuted: {', '.join(refuted)} ({seconds:.1f} s)")
-    return Text(f"all {len(verdicts)} lemmas hold ({seconds:.1f} s)")
+        first = f"{len(refuted)} of {len(verdicts)} lemmas refuted: {', '.join(refuted)} ({seconds:.1f} s)"
+    else:
+        first = f"all {len(verdicts)} lemmas hold ({seconds:.1f} s)"
+    lines = [Text(first)]
+    for tool in Tool:
+        reports = [report for verdict in verdicts for report in verdict.reports if report.tool is tool]
+        if not reports:
+            continue
+        counts = [f"{sum(report.outcome is word for report in reports)} {word}" for word in Outcome]
+        text = f"{tool}: {', '.join(count for count in counts if not count.startswith('0 '))}"
+        axioms = {axiom for report in reports for axiom in report.axioms}
+        lines.append(Text(text + (f"; {len(axioms)} axioms in all" if axioms else "")))
+    return lines
 
 
 if __name__ == "__main__":

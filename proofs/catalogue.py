@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proofs.attention import article, contract, floor, overflow, rescaling, rounding, sums
+from proofs.attention import (
+    article,
+    contract,
+    floor,
+    overflow,
+    parts,
+    rescaling,
+    rotary,
+    rounding,
+    sums,
+    theorem,
+    tiles,
+)
+from proofs.gdn import activations, convolution, inverse
 
 if TYPE_CHECKING:
     from proofs.lemma import Lemma
@@ -19,7 +32,30 @@ LEMMAS: tuple[Lemma, ...] = (
     overflow.replay_never_overflows,
     overflow.clamp_keeps_the_bound,
     contract.contract_constants,
+    parts.score_error,
+    parts.weight_error,
+    parts.recovery_is_exact,
+    theorem.attention_bound,
+    theorem.convex_bound,
+    theorem.final_division,
+    theorem.output_bound,
+    parts.log_sum_exp_error,
     article.article_tau,
+    rotary.rotary_phase,
+    tiles.tile_skipping,
+    inverse.nilpotent_identities,
+    inverse.eight_products,
+    inverse.level_four_maxima,
+    inverse.inverse_entries_bounded,
+    inverse.rounded_keys,
+    inverse.whole_chunk_power,
+    inverse.inverse_error_measures,
+    activations.l2_normalisation,
+    activations.silu_by_tanh,
+    activations.sigmoid_error,
+    activations.softplus_error,
+    activations.gate_differences,
+    convolution.convolution_products,
 )
 
 

@@ -8,8 +8,9 @@ from fractions import Fraction
 from flywheel.attention import budget
 from verify import devices
 from verify.attention import contract
+from verify.rotary import contract as rotary
 
-_MODULES = {"budget": budget, "contract": contract, "devices": devices}
+_MODULES = {"budget": budget, "contract": contract, "devices": devices, "rotary": rotary}
 
 
 def envelope(field: str) -> Fraction:

@@ -7,8 +7,12 @@ import enum
 import time
 from typing import TYPE_CHECKING
 
+from proofs.checkers.outcome import Outcome
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from proofs.checkers.outcome import Report
 
 
 class LemmaRefuted(Exception):  # noqa: N818  the name states the finding, as in a verdict
@@ -21,6 +25,8 @@ class Method(enum.StrEnum):
     EXACT = "exact integers and rationals"
     BALLS = "ball arithmetic"
     EXHAUSTIVE = "exhaustive over a finite set of words"
+    SMT = "SMT solver (z3)"
+    INSTANCES = "exact instances (they confirm the argument in words, they are no proof of it)"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,15 +70,22 @@ class Verdict:
 
     Attributes:
         lemma: the lemma.
-        holds: whether every fact it needs was established.
+        established: whether every fact it needs was established in Python.
         finding: what was found, or the fact that failed.
         seconds: how long the check took.
+        reports: what Coq and Gappa say of its formal counterparts, if it has any.
     """
 
     lemma: Lemma
-    holds: bool
+    established: bool
     finding: str
     seconds: float
+    reports: tuple[Report, ...] = ()
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing refutes it: neither the check in Python nor a tool that was there to be asked."""
+        return self.established and all(report.outcome is not Outcome.FAILED for report in self.reports)
 
 
 def lemma(
@@ -103,7 +116,7 @@ def examine(subject: Lemma) -> Verdict:
     """Check one lemma.  Anything but `LemmaRefuted` is an error of the proof itself and propagates."""
     start = time.perf_counter()
     try:
-        finding, holds = subject.check(), True
+        finding, established = subject.check(), True
     except LemmaRefuted as refuted:
-        finding, holds = str(refuted), False
-    return Verdict(subject, holds, finding, time.perf_counter() - start)
+        finding, established = str(refuted), False
+    return Verdict(subject, established, finding, time.perf_counter() - start)

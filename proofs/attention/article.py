@@ -41,7 +41,15 @@ def guaranteed_jump(keys: int) -> arb:
 @lemma(
     statement="for every power-of-two length the article supports (tau >= 20 nats), this kernel replays only beyond "
     "the article's tau; the article's claims themselves fail without its unchecked assumptions",
-    rests_on=("budget.BIAS", "budget.LANES", "budget.LANE_LIMIT", "budget.MAX_KEYS", "devices.exp2_relative"),
+    rests_on=(
+        "budget.BIAS",
+        "budget.LANES",
+        "budget.LANE_LIMIT",
+        "budget.MAX_KEYS",
+        "budget.FP32_MAX",
+        "devices.BF16_UNIT_ROUNDOFF",
+        "devices.exp2_relative",
+    ),
     methods=(Method.BALLS, Method.EXACT),
     assumptions=(
         Assumption(

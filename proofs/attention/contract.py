@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flywheel.attention import api, budget
+from flywheel.attention import budget, checks
 from proofs.constants import envelope
 from proofs.exact import FP32, ball, ball_precision, log2_ball, power_of_two
 from proofs.lemma import Assumption, Method, lemma, require
@@ -30,6 +30,7 @@ _TESTS = "verify/tests/proofs/test_proofs_assumptions.py"
         "budget.LANE_LIMIT",
         "budget.SUM_FLOOR",
         "budget.MAX_KEYS",
+        "budget.FP32_MAX",
         "contract.BIAS",
         "contract.LARGEST_EXPONENT",
         "contract.DOMAIN_LIMIT",
@@ -40,7 +41,7 @@ _TESTS = "verify/tests/proofs/test_proofs_assumptions.py"
     ),
     methods=(Method.BALLS, Method.EXACT),
     assumptions=(
-        Assumption("head_dim is one of HEAD_DIMS", "flywheel.attention.api:_check_operands"),
+        Assumption("head_dim is one of HEAD_DIMS", "flywheel.attention.checks:check_operands"),
         Assumption("a row has at most MAX_KEYS keys", f"{_TESTS}::test_more_than_max_keys_are_refused"),
     ),
 )
@@ -66,7 +67,7 @@ def contract_constants() -> str:
         _weights_are_covered()
         _ranges_are_covered()
         _slack_is_covered()
-    return f"{len(_lengths())} lengths, {len(api.HEAD_DIMS)} head sizes, {len(devices.MODELS)} device models"
+    return f"{len(_lengths())} lengths, {len(checks.HEAD_DIMS)} head sizes, {len(devices.MODELS)} device models"
 
 
 def _lengths() -> list[int]:
@@ -120,7 +121,7 @@ def _shift_is_covered() -> None:
 def _scores_are_covered() -> None:
     for model in devices.MODELS.values():
         dot, u = Fraction(model.dot_unit_roundoff), Fraction(model.unit_roundoff)
-        for head_dim in api.HEAD_DIMS:
+        for head_dim in checks.HEAD_DIMS:
             # scale = ln 2 makes the factor of the logits 1 in log2 units; the contract evaluates itself in float64,
             # whose few roundings EVALUATION_SLACK covers and are granted here.
             unit_pair = np.ones((1, 1))
@@ -145,7 +146,7 @@ def _weights_are_covered() -> None:
 
 def _ranges_are_covered() -> None:
     dot, u = envelope("dot_unit_roundoff"), envelope("unit_roundoff")
-    grown = ball(contract.DOMAIN_LIMIT) * (1 + _growth(max(api.HEAD_DIMS), dot)) * ball((1 + u) ** 3)
+    grown = ball(contract.DOMAIN_LIMIT) * (1 + _growth(max(checks.HEAD_DIMS), dot)) * ball((1 + u) ** 3)
     require(
         grown + budget.BIAS <= ball(FP32.largest), f"a score at DOMAIN_LIMIT = {contract.DOMAIN_LIMIT:.6g} may overflow"
     )

@@ -5,11 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+import z3
 
 from flywheel.attention import budget
 from proofs.constants import envelope
 from proofs.exact import FP32, power_of_two
 from proofs.lemma import Assumption, Method, lemma, require
+from proofs.smt import FP32 as FP32_SORT
+from proofs.smt import NEAREST, require_always
 from verify import devices
 from verify.attention import contract
 
@@ -25,7 +28,7 @@ def weight_of_maximum() -> Fraction:
     statement="an anchor taken from a score of the row leaves l >= SUM_FLOOR, and so does every replay; "
     "a row below the floor had an anchor that was no score of its own and is replayed",
     rests_on=("budget.BIAS", "budget.SUM_FLOOR", "devices.exp2_relative"),
-    methods=(Method.EXACT,),
+    methods=(Method.EXACT, Method.SMT),
     assumptions=(
         Assumption(
             "the anchor is the ceiling of a visible score, plus BIAS", f"{_TESTS}::test_anchor_is_ceiling_plus_bias"
@@ -41,7 +44,8 @@ def floor_is_reached() -> str:
     number.  Its weight is at least 2**-(BIAS + 1) (1 - exp2_relative), and l is at least its weight
     (`check_never_misses`).  In a replay both subtractions, s - m and then BIAS, stay within [-1, 0] and
     [-(BIAS + 1), -BIAS] by the same argument, for every m; the fragment that brings the final running maximum adds such
-    a weight, and later factors are 1.
+    a weight, and later factors are 1.  An SMT solver confirms the range of a replay's exponent for every finite FP32
+    score, subnormal ones included.
 
     Nothing is assumed of scores that are evaluated twice with different roundings, nor of anchors beyond 2**24, where
     m + BIAS is rounded: between 0 and 2 BIAS above m (checked at every exponent), so that the row's own score has a
@@ -53,12 +57,26 @@ def floor_is_reached() -> str:
         f"the weight of the anchor's own score may be {float(least):.6g}, below SUM_FLOOR = {float(floor):.6g}: "
         f"rows with a proper anchor would be replayed, and replays would divide by less than the floor",
     )
+    _exponents_of_every_score()
     shifts = {shift for exponent in range(24, 128) for shift in _anchor_shifts(exponent)}
     require(
         min(shifts) >= 0 and max(shifts) <= 2 * budget.BIAS,
         f"a rounded anchor may lie {[str(s) for s in sorted(shifts)]} above its score",
     )
     return f"l >= {float(least):.6g} >= SUM_FLOOR = {float(floor):.6g}; huge anchors are off by 0 to {max(shifts)}"
+
+
+def _exponents_of_every_score() -> None:
+    """(s - ceil(s)) - BIAS in FP32, for every finite word s."""
+    s, bias = z3.FP("s", FP32_SORT), z3.FPVal(float(budget.BIAS), FP32_SORT)
+    maximum = z3.fpRoundToIntegral(z3.RTP(), s)
+    exponent = z3.fpSub(NEAREST, z3.fpSub(NEAREST, s, maximum), bias)
+    low = z3.FPVal(-float(budget.BIAS + 1), FP32_SORT)
+    require_always(
+        z3.And(z3.fpGEQ(exponent, low), z3.fpLEQ(exponent, z3.fpNeg(bias))),
+        "the exponent of a replay's own maximum leaves [-(BIAS + 1), -BIAS]",
+        given=z3.Not(z3.Or(z3.fpIsNaN(s), z3.fpIsInf(s))),
+    )
 
 
 def _anchor_shifts(exponent: int) -> list[Fraction]:

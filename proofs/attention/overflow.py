@@ -5,11 +5,15 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+import z3
 
 from flywheel.attention import budget
 from proofs.constants import envelope
 from proofs.exact import BF16, FP32, Format, floor_log2, next_power_of_two, power_of_two
 from proofs.lemma import Assumption, Method, lemma, require
+from proofs.smt import BF16 as BF16_SORT
+from proofs.smt import FP32 as FP32_SORT
+from proofs.smt import NEAREST, require_always
 
 _TESTS = "verify/tests/proofs/test_proofs_assumptions.py"
 
@@ -17,7 +21,15 @@ _TESTS = "verify/tests/proofs/test_proofs_assumptions.py"
 @lemma(
     statement="in a replay, every partial sum of o over at most MAX_KEYS keys is finite for any finite values, "
     "in any order of summation",
-    rests_on=("budget.BIAS", "budget.MAX_KEYS", "budget.LANES", "budget.LANE_LIMIT", "devices.exp2_relative"),
+    rests_on=(
+        "budget.BIAS",
+        "budget.MAX_KEYS",
+        "budget.LANES",
+        "budget.LANE_LIMIT",
+        "budget.HALF_BF16_MAX",
+        "budget.FP32_MAX",
+        "devices.exp2_relative",
+    ),
     methods=(Method.EXACT, Method.EXHAUSTIVE),
     assumptions=(
         Assumption("a row has at most MAX_KEYS keys", f"{_TESTS}::test_more_than_max_keys_are_refused"),
@@ -117,7 +129,7 @@ def _log2_above(x: Fraction) -> int:
     statement="o / l may pass the largest |v| by 2**-8 and round to infinity; limiting it at half scale never "
     "overflows and never moves it away from the exact result",
     rests_on=("budget.HALF_BF16_MAX", "budget.SUM_FLOOR", "budget.FP32_MAX"),
-    methods=(Method.EXACT, Method.EXHAUSTIVE),
+    methods=(Method.EXACT, Method.EXHAUSTIVE, Method.SMT),
     assumptions=(
         Assumption("o is finite when it is divided", f"{_TESTS}::test_results_that_are_not_finite_are_unsound"),
         Assumption("an overflow gives an infinity of the right sign", f"{_TESTS}::test_normalise_limits_and_keeps_nan"),
@@ -136,7 +148,8 @@ def clamp_keeps_the_bound() -> str:
     Never NaN, and no overflow that matters: h = o * (0.5 / l) is the product of a finite o and a finite, non-zero
     factor (`checked_sum_has_normal_reciprocal`).  If it overflows, its exact value passes FP32_MAX > HALF_BF16_MAX
     and the limit makes of the infinity what it would make of the exact value.  After the limit h + h is exact and at
-    most BF16_MAX, a BF16 number, so that rounding to BF16, being monotone, stays finite.
+    most BF16_MAX, a BF16 number, so that rounding to BF16, being monotone, stays finite: an SMT solver confirms it for
+    every FP32 word, with NaN for NaN and nothing else.
     """
     half, largest = Fraction(budget.HALF_BF16_MAX), BF16.largest
     require(2 * half == largest, f"2 * HALF_BF16_MAX is {float(2 * half)}, not the largest BF16 {float(largest)}")
@@ -144,6 +157,7 @@ def clamp_keeps_the_bound() -> str:
     require(Fraction(budget.FP32_MAX) == FP32.largest, f"FP32_MAX is {budget.FP32_MAX}, not the largest FP32")
     require(FP32.largest > half, "an overflowing product would not pass HALF_BF16_MAX")
     require(1 / (2 * Fraction(budget.SUM_FLOOR)) <= FP32.largest, "0.5 / l overflows at SUM_FLOOR")
+    _every_word_stays_finite()
     ratio = _excess_example(largest)
     grid = range(-6, 7)
     for m in range(1, 6):
@@ -152,6 +166,17 @@ def clamp_keeps_the_bound() -> str:
             worse = [y for y in range(-m, m + 1) if abs(limited - y) > abs(x - y)]
             require(not worse, f"limiting {x} to [-{m}, {m}] moves it away from {worse}")
     return f"example: o / l = {float(ratio):.6f} v, to infinity without the limit, to v with it"
+
+
+def _every_word_stays_finite() -> None:
+    """`tile.normalise` from h on, then the rounding to BF16: all FP32 words, infinities and NaN included."""
+    h = z3.FP("h", FP32_SORT)
+    limit = z3.FPVal(float(budget.HALF_BF16_MAX), FP32_SORT)
+    limited = z3.If(z3.fpGT(h, limit), limit, h)
+    limited = z3.If(z3.fpLT(limited, z3.fpNeg(limit)), z3.fpNeg(limit), limited)
+    out = z3.fpToFP(NEAREST, z3.fpAdd(NEAREST, limited, limited), BF16_SORT)
+    kept = z3.fpIsNaN(out) == z3.fpIsNaN(h)
+    require_always(z3.And(kept, z3.Not(z3.fpIsInf(out))), "a limited result is not finite, or a NaN is lost or made")
 
 
 def _excess_example(value: Fraction) -> Fraction:

@@ -49,7 +49,7 @@ def integer_maximum_rescales_exactly() -> str:
 def _factors_are_exact() -> int:
     exponents = [float(-n) for n in range(2**16 + 1)]
     exponents += [-(2.0**n) for n in range(17, 128)] + [-budget.FP32_MAX, -math.inf]
-    factors = np.asarray(tile.power_of_two(jnp.asarray(exponents, jnp.float32).reshape(-1, 1)))[:, 0]
+    factors = np.asarray(tile.power_of_two(jnp.asarray(exponents, jnp.float32).reshape(1, -1)))[0]
     for n, factor in zip(exponents, factors.tolist(), strict=True):
         expected = power_of_two(int(n)) if n >= _LOWEST_FACTOR else Fraction(0)
         require(Fraction(factor) == expected, f"power_of_two({n}) is {factor}")

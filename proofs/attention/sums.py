@@ -5,11 +5,14 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+import z3
 
 from flywheel.attention import budget
 from proofs.constants import envelope
 from proofs.exact import BF16, FP32, ball, ball_precision, log2_ball, power_of_two
 from proofs.lemma import Assumption, Method, lemma, require
+from proofs.smt import FP32 as FP32_SORT
+from proofs.smt import NEAREST, require_always
 from verify.attention import contract
 
 _TESTS = "verify/tests/proofs/test_proofs_assumptions.py"
@@ -17,12 +20,13 @@ _TESTS = "verify/tests/proofs/test_proofs_assumptions.py"
 
 @lemma(
     statement="fl(a + b) >= max(a, b) for a, b >= 0; so a lane sum <= LANE_LIMIT means that every weight in it is; "
-    "NaN and +inf fail",
+    "NaN and +inf fail; an o that overflowed on the way is not finite at the end",
     rests_on=("budget.LANE_LIMIT", "devices.exp2_relative", "contract.LARGEST_EXPONENT"),
-    methods=(Method.EXHAUSTIVE, Method.EXACT, Method.BALLS),
+    methods=(Method.EXHAUSTIVE, Method.EXACT, Method.BALLS, Method.SMT),
     assumptions=(
         Assumption("weights are never negative and additions round monotonically", f"{_TESTS}::test_weights_and_sums"),
         Assumption("the check is `not (l <= limit)`, lane by lane", f"{_TESTS}::test_the_check_fails_nan_and_infinity"),
+        Assumption("an o that is not finite is refused", f"{_TESTS}::test_results_that_are_not_finite_are_unsound"),
     ),
 )
 def check_never_misses() -> str:
@@ -33,10 +37,14 @@ def check_never_misses() -> str:
     non-negative terms is at least each of them, and a sum that later terms are added to only grows, so that the last
     check of a row sees every weight of the row.  The statement about one addition is confirmed for *all* pairs of
     BF16 significands (up to a common scale there are no others), to nearest and towards zero, and for FP32 at the
-    edges of its significand range.  Flushing weights below 2**-126 changes them before they are added, and
-    monotonically.
+    edges of its significand range and, by an SMT solver, for all pairs of words, infinity included. Flushing weights
+    below 2**-126 changes them before they are added, and monotonically.
+
+    The terms of o have either sign, and there the same trick fails; but infinity or NaN plus anything is infinity or
+    NaN, so that an overflow is still there at the end, when o is looked at.
     """
     pairs = _all_bf16_sums() + _edge_fp32_sums()
+    _all_fp32_sums()
     require(FP32.holds(Fraction(budget.LANE_LIMIT)), f"LANE_LIMIT is no finite FP32 number: {budget.LANE_LIMIT}")
     limit = np.float32(budget.LANE_LIMIT)
     for bad in (np.float32(np.nan), np.float32(np.inf)):
@@ -49,7 +57,8 @@ def check_never_misses() -> str:
             f"a weight that passes the check may have an exponent of {float(t.mid()):.6f}, "
             f"beyond contract.LARGEST_EXPONENT = {contract.LARGEST_EXPONENT}, where the envelope of exp2 ends",
         )
-        return f"{pairs} sums; a weight that passes has s - anchor <= {float(t.mid()):.6f}"
+        widest = float(t.mid())
+        return f"{pairs} sums, and all 2**64 pairs of words by SMT; a weight that passes has s - anchor <= {widest:.6f}"
 
 
 def _all_bf16_sums() -> int:
@@ -66,6 +75,18 @@ def _all_bf16_sums() -> int:
             )
             count += rounded.size
     return count
+
+
+def _all_fp32_sums() -> None:
+    """Every pair of FP32 words without a sign, infinity included; a NaN is not at most anything."""
+    a, b = z3.FPs("a b", FP32_SORT)
+    total = z3.fpAdd(NEAREST, a, b)
+    lost = [z3.Or(z3.fpIsNaN(x), z3.fpIsInf(x)) for x in (a, b, total)]
+    require_always(z3.Implies(z3.Or(lost[0], lost[1]), lost[2]), "a sum with an infinity or NaN becomes finite")
+    given = z3.And(*(z3.And(z3.Not(z3.fpIsNaN(x)), z3.Not(z3.fpIsNegative(x))) for x in (a, b)))
+    require_always(
+        z3.And(z3.fpLEQ(a, total), z3.fpLEQ(b, total)), "an FP32 sum falls below one of its terms", given=given
+    )
 
 
 def _quantum(n: np.ndarray, precision: int) -> np.ndarray:
@@ -106,7 +127,14 @@ def _edge_fp32_sums() -> int:
 @lemma(
     statement="lanes that pass the check and the floor give SUM_FLOOR <= l <= LANES * LANE_LIMIT, finite, "
     "with 0.5 / l a normal FP32 number, whatever a device's reciprocal may err",
-    rests_on=("budget.LANES", "budget.LANE_LIMIT", "budget.SUM_FLOOR", "devices.reciprocal_relative"),
+    rests_on=(
+        "budget.LANES",
+        "budget.LANE_LIMIT",
+        "budget.SUM_FLOOR",
+        "budget.FP32_MAX",
+        "devices.reciprocal_relative",
+        "devices.smallest_normal",
+    ),
     methods=(Method.EXACT,),
     assumptions=(
         Assumption(

@@ -14,7 +14,7 @@ from proofs.exact import BF16, FP32
 import jax  # isort: skip  after proofs, which configures JAX
 import jax.numpy as jnp  # isort: skip
 
-from flywheel.attention import AttentionConfig, api, budget, tile, tiling
+from flywheel.attention import AttentionConfig, api, budget, checks, tile, tiling
 from verify import devices
 
 pytestmark = pytest.mark.smoke
@@ -23,9 +23,9 @@ INF, NAN = math.inf, math.nan
 BF16_MAX = float(BF16.largest)
 
 
-def column(*values: float) -> jax.Array:
-    """An FP32 column, one row per value."""
-    return jnp.asarray(values, jnp.float32).reshape(-1, 1)
+def row(*values: float) -> jax.Array:
+    """An FP32 row vector, one query per value."""
+    return jnp.asarray(values, jnp.float32).reshape(1, -1)
 
 
 def above(x: float) -> np.float32:
@@ -48,20 +48,27 @@ def test_weights_and_sums() -> None:
     for i, a in enumerate(edges.tolist()):
         for j, b in enumerate(small.tolist()):
             assert Fraction(float(sums[i, j])) == FP32.nearest(Fraction(a) + Fraction(b))
-    factors = tile.power_of_two(column(0.0, -1.0, -126.0, -127.0, -1e30, -INF))
-    np.testing.assert_array_equal(factors[:, 0], [1.0, 0.5, 2.0**-126, 0.0, 0.0, 0.0])
+    factors = tile.power_of_two(row(0.0, -1.0, -126.0, -127.0, -1e30, -INF))
+    np.testing.assert_array_equal(factors[0], [1.0, 0.5, 2.0**-126, 0.0, 0.0, 0.0])
 
 
 def test_the_check_fails_nan_and_infinity() -> None:
-    """A lane at the limit passes; above it, infinite or NaN, it fails, wherever it stands, unless it is not counted."""
-    clean = jnp.full((16, budget.LANES), budget.LANE_LIMIT, jnp.float32)
-    assert not bool(tile.sums_exceed(clean, None))
+    """A partial sum at the limit passes; above it, infinite or NaN, it fails, wherever it stands."""
+    clean = jnp.full((tile.SUBLANES, 256), budget.LANE_LIMIT, jnp.float32)
+    assert not bool(jnp.any(tile.exceeds_limit(clean) > 0.0))
     for value in (above(budget.LANE_LIMIT), INF, NAN):
-        for row, lane in ((0, 0), (7, 100), (15, budget.LANES - 1)):
-            bad = clean.at[row, lane].set(value)
-            assert bool(tile.sums_exceed(bad, None))
-            counted = jnp.ones(bad.shape, bool).at[row].set(False)
-            assert not bool(tile.sums_exceed(bad, counted))
+        for place in ((0, 0), (3, 100), (tile.SUBLANES - 1, 255)):
+            marks = np.asarray(tile.exceeds_limit(clean.at[place].set(value)))
+            assert marks[place] == 1.0
+            assert marks.sum() == 1.0
+
+
+def test_partial_sums_are_no_more_than_lanes() -> None:
+    """A query's denominator is kept as at most LANES partial sums, each with a limit of its own."""
+    assert tile.SUBLANES <= budget.LANES
+    ones = jnp.ones((512, 128), jnp.float32)
+    assert tile.partial_sums(ones).shape[0] == tile.SUBLANES
+    np.testing.assert_array_equal(tile.denominator(tile.partial_sums(ones)), jnp.full((1, 128), 512.0))
 
 
 def test_quotients_at_the_limits() -> None:
@@ -73,32 +80,34 @@ def test_quotients_at_the_limits() -> None:
         exact = 1 / (2 * Fraction(l))
         assert FP32.holds(Fraction(quotient))
         assert abs(Fraction(quotient) - exact) <= Fraction(devices.CPU_INTERPRET.reciprocal_relative) * exact
-    lanes = jnp.full((1, budget.LANES), budget.LANE_LIMIT, jnp.float32)
-    assert float(tile.denominator(lanes)[0, 0]) == top
+    sums = jnp.full((tile.SUBLANES, 1), budget.LANE_LIMIT, jnp.float32)
+    assert float(tile.denominator(sums)[0, 0]) <= top
 
 
 def test_rows_below_the_floor_are_unsound() -> None:
-    """A denominator at the floor passes; below it, zero or NaN, it fails, unless the row is not counted."""
-    o = jnp.ones((1, 64), jnp.float32)
-    assert not bool(tile.result_unsound(column(budget.SUM_FLOOR), o, None))
-    for value in (below(budget.SUM_FLOOR), 0.0, NAN):
-        assert bool(tile.result_unsound(column(value), o, None))
-        assert not bool(tile.result_unsound(column(value), o, jnp.zeros((1, 1), bool)))
+    """A denominator at the floor or at the top passes; below, above, zero, infinite or NaN it fails."""
+    top = budget.LANES * budget.LANE_LIMIT
+    np.testing.assert_array_equal(tile.denominator_unsound(row(budget.SUM_FLOOR, 1.0, top)), jnp.zeros((1, 3)))
+    bad = row(float(below(budget.SUM_FLOOR)), 0.0, NAN, INF, float(above(top)))
+    np.testing.assert_array_equal(tile.denominator_unsound(bad), jnp.ones((1, 5)))
 
 
 def test_results_that_are_not_finite_are_unsound() -> None:
-    """The largest FP32 passes; one infinite or NaN entry of o fails."""
-    o = jnp.full((2, 64), budget.FP32_MAX, jnp.float32)
-    assert not bool(tile.result_unsound(column(1.0, 1.0), o, None))
+    """The largest FP32 passes; one infinite or NaN entry of o fails its query and no other."""
+    o = jnp.full((64, 128), budget.FP32_MAX, jnp.float32)
+    np.testing.assert_array_equal(tile.overflow_marks(o), jnp.zeros((1, 128)))
     for value in (INF, -INF, NAN):
-        assert bool(tile.result_unsound(column(1.0, 1.0), o.at[1, 63].set(value), None))
+        marks = np.asarray(tile.overflow_marks(o.at[63, 5].set(value)))
+        assert marks[0, 5] == 1.0
+        assert marks.sum() == 1.0
 
 
 def test_anchor_is_ceiling_plus_bias() -> None:
     """The anchor is the ceiling of the largest visible score, plus BIAS; invisible scores, NaN too, do not count."""
-    s = jnp.asarray([[0.25, -3.0, 9.5, NAN], [-7.75, -8.0, INF, NAN], [2.0**30, 1.0, 2.0**31, NAN]], jnp.float32)
-    visible = jnp.asarray([[True, True, False, False]] * 3)
-    anchors = np.asarray(tile.choose_anchor(s, visible))[:, 0]
+    scores = [[0.25, -3.0, 9.5, NAN], [-7.75, -8.0, INF, NAN], [2.0**30, 1.0, 2.0**31, NAN]]
+    s = jnp.asarray(scores, jnp.float32).T
+    visible = jnp.asarray([[True, True, False, False]] * 3).T
+    anchors = np.asarray(tile.choose_anchor(s, visible))[0]
     np.testing.assert_array_equal(anchors, [1.0 + budget.BIAS, -7.0 + budget.BIAS, 2.0**30])
 
 
@@ -106,26 +115,28 @@ def test_anchor_is_ceiling_plus_bias() -> None:
 def test_replay_weights_stay_below_the_bias(size: float) -> None:
     """However large the scores, weights are at most 2**-BIAS and the maximum's at least 2**-(BIAS + 1), exp2 apart."""
     rng = np.random.default_rng(3)
-    s = jnp.asarray(rng.uniform(-size, size, (64, 256)), jnp.float32)
-    p, new_max, factor = tile.replay_weights(s, jnp.ones(s.shape, bool), jnp.full((64, 1), -budget.FP32_MAX))
+    s = jnp.asarray(rng.uniform(-size, size, (256, 64)), jnp.float32)
+    first = jnp.full((1, 64), tile.UNSET, jnp.float32)
+    p, new_max, factor = tile.online_weights(s, first, jnp.ones(s.shape, bool), late_bias=True)
     room = devices.CPU_INTERPRET.exp2_relative
     assert float(jnp.max(p)) <= 2.0**-budget.BIAS * (1 + room)
-    assert bool(jnp.all(jnp.max(p, axis=1) >= 2.0 ** -(budget.BIAS + 1) * (1 - room)))
-    assert bool(jnp.all(new_max >= jnp.max(s, axis=1, keepdims=True)))
+    assert bool(jnp.all(jnp.max(p, axis=0) >= 2.0 ** -(budget.BIAS + 1) * (1 - room)))
+    assert bool(jnp.all(new_max >= jnp.max(s, axis=0, keepdims=True)))
     assert bool(jnp.all(factor == 0.0))
 
 
 def test_running_maximum_is_an_integer() -> None:
     """The running maximum is integer-valued, never falls, and its first value stays while no key is visible."""
+    assert tile.UNSET == -budget.FP32_MAX
     rng = np.random.default_rng(4)
-    running = jnp.full((32, 1), -budget.FP32_MAX)
-    unseen = jnp.zeros((32, 128), bool)
+    running = jnp.full((1, 32), tile.UNSET, jnp.float32)
+    unseen = jnp.zeros((128, 32), bool)
     for size in (3.0, 3e3, 3e5, 3e9):
-        s = jnp.asarray(rng.uniform(-size, size, (32, 128)), jnp.float32)
-        _, kept, factor = tile.replay_weights(s, unseen, running)
+        s = jnp.asarray(rng.uniform(-size, size, (128, 32)), jnp.float32)
+        _, kept, factor = tile.online_weights(s, running, unseen, late_bias=True)
         np.testing.assert_array_equal(kept, running)
-        np.testing.assert_array_equal(factor, jnp.ones((32, 1)))
-        _, new, _ = tile.replay_weights(s, ~unseen, running)
+        np.testing.assert_array_equal(factor, jnp.ones((1, 32)))
+        _, new, _ = tile.online_weights(s, running, ~unseen, late_bias=True)
         assert bool(jnp.all((new == jnp.floor(new)) & (new >= running)))
         running = new
 
@@ -141,9 +152,10 @@ def test_replay_values_are_finite() -> None:
 def test_normalise_limits_and_keeps_nan() -> None:
     """Results beyond the largest BF16, an overflowing product included, become it with their sign; NaN stays NaN."""
     o = jnp.asarray([[budget.FP32_MAX, -budget.FP32_MAX, NAN, BF16_MAX * 1.003, 3.0]], jnp.float32)
-    out = np.asarray(tile.normalise(o, column(2.0**-34)))[0]
+    o = o.T
+    out = np.asarray(tile.normalise(o, row(2.0**-34)))[:, 0]
     np.testing.assert_array_equal(out, [BF16_MAX, -BF16_MAX, NAN, BF16_MAX, 3.0 * 2.0**34])
-    limited = np.asarray(tile.normalise(o, column(1.0)).astype(jnp.bfloat16)).astype(np.float64)[0]
+    limited = np.asarray(tile.normalise(o, row(1.0)).astype(jnp.bfloat16)).astype(np.float64)[:, 0]
     np.testing.assert_array_equal(limited, [BF16_MAX, -BF16_MAX, NAN, BF16_MAX, 3.0])
 
 
@@ -162,7 +174,7 @@ def test_more_than_max_keys_are_refused() -> None:
     q = jax.ShapeDtypeStruct((1, 1, 1, 64), jnp.bfloat16)
     longest = jax.ShapeDtypeStruct((1, 1, budget.MAX_KEYS, 64), jnp.bfloat16)
     longer = jax.ShapeDtypeStruct((1, 1, budget.MAX_KEYS + 1, 64), jnp.bfloat16)
-    api._check_operands(q, longest, longest)
+    checks.check_operands(q, longest, longest)
     with pytest.raises(ValueError, match=f"k must have at most .* tokens, got {budget.MAX_KEYS + 1}"):
         api.attention(q, longer, longer, causal=False)
 
@@ -171,7 +183,7 @@ def test_more_than_max_keys_are_refused() -> None:
 def test_fragments_off_the_lanes_are_refused(fragment: int) -> None:
     """A fragment is a positive multiple of LANES."""
     with pytest.raises(ValueError, match=f"config.fragment must be a positive multiple of {budget.LANES}"):
-        tiling.resolve(AttentionConfig(fragment=fragment), 1024, 1024)
+        tiling.resolve(AttentionConfig(fragment=fragment), 1024, 1024, online=False)
 
 
 def test_other_head_sizes_are_refused() -> None:

@@ -6,21 +6,29 @@ import dataclasses
 import importlib
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import z3
 
-from proofs import catalogue, constants
-from proofs.attention import overflow, rounding
+from proofs import catalogue, constants, smt
+from proofs.attention import overflow, rounding, tiles
 from proofs.exact import BF16, FP32, Format, power_of_two
 from proofs.lemma import LemmaRefuted, examine
 
 import jax.numpy as jnp  # isort: skip  after proofs, which configures JAX
 
-from flywheel.attention import budget, tile
+from flywheel.attention import budget, schedule, tile
 from verify import devices
 from verify.attention import contract
+from verify.gdn import inverse, inverse_levels
+from verify.rotary import contract as rotary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[3]
+_FRAGMENT, _KIND, _VISITED = schedule.Schedule._fragment, schedule.Schedule.kind, schedule.Schedule.visited
 BY_NAME = {lemma.name: lemma for lemma in catalogue.LEMMAS}
 
 
@@ -62,6 +70,11 @@ UNSAFE = [
     (contract, "LARGEST_EXPONENT", 64.0, "contract_constants"),
     (contract, "DOMAIN_LIMIT", 2.0**128, "contract_constants"),
     (contract, "EVALUATION_SLACK", 1.0, "contract_constants"),
+    (budget, "SUM_FLOOR", 2.0**-36, "attention_bound"),
+    (contract, "BIAS", 31, "attention_bound"),
+    (contract, "BIAS", 30, "convex_bound"),
+    (rotary, "FP32_UNIT", 2.0**-25, "rotary_phase"),
+    (rotary, "RECIPROCAL_OF_POWER", 2.0**-24, "rotary_phase"),
     (devices, "BF16_UNIT_ROUNDOFF", 2.0**-9, "bf16_rounding_unit"),
     (devices, "BF16_UNIT_ROUNDOFF", 2.0**-7, "bf16_rounding_unit"),
 ]
@@ -73,8 +86,8 @@ def test_unsafe_constant_refutes_a_lemma(
     monkeypatch: pytest.MonkeyPatch, module: object, constant: str, value: float, name: str
 ) -> None:
     """A constant edited in an unsafe direction refutes the lemma that names it."""
-    module_name = module.__name__.rsplit(".", 1)[-1]
-    assert f"{module_name}.{constant}" in BY_NAME[name].rests_on
+    names = {"rotary." + constant} if module is rotary else {f"{module.__name__.rsplit('.', 1)[-1]}.{constant}"}
+    assert names <= set(BY_NAME[name].rests_on)
     monkeypatch.setattr(module, constant, value)
     verdict = examine(BY_NAME[name])
     assert not verdict.holds
@@ -97,6 +110,9 @@ def test_every_constant_of_the_budget_is_watched() -> None:
         ("exp2_relative", 0.6, "floor_is_reached"),
         ("exp2_relative", 0.6, "flushed_weights_are_negligible"),
         ("smallest_normal", 2.0**-120, "flushed_weights_are_negligible"),
+        ("reciprocal_relative", 0.6, "final_division"),
+        ("exp_relative", 0.6, "softplus_error"),
+        ("exp_relative", 0.06, "sigmoid_error"),
     ],
 )
 def test_worse_machine_refutes_a_lemma(monkeypatch: pytest.MonkeyPatch, field: str, value: float, name: str) -> None:
@@ -119,6 +135,86 @@ def test_inexact_power_of_two_is_refuted(monkeypatch: pytest.MonkeyPatch) -> Non
     """The machine's exp2, which errs on integers, does not do as the factor of a replay."""
     monkeypatch.setattr(tile, "power_of_two", lambda n: jnp.exp2(n) * jnp.float32(1 + 2.0**-23))
     assert not examine(BY_NAME["integer_maximum_rescales_exactly"]).holds
+
+
+def _one_query_too_few(self: schedule.Schedule, kind: schedule.BlockKind, start: int, size: int) -> schedule.Fragment:
+    found = _FRAGMENT(self, kind, start, size)
+    return found._replace(first=found.first + schedule.LANE_GRID)
+
+
+def _mask_left_out(self: schedule.Schedule, kind: schedule.BlockKind, start: int, size: int) -> schedule.Fragment:
+    found = _FRAGMENT(self, kind, start, size)
+    return found._replace(clear_first=found.first)
+
+
+def _first_block_left_out(self: schedule.Schedule, i: int) -> tuple[int, ...]:
+    return _VISITED(self, i)[1:] or (0,)
+
+
+def _edge_skipped(self: schedule.Schedule, i: int, j: int) -> schedule.BlockKind | None:
+    _, upper = self.band.moved(i * self.block_q - j * self.block_kv)
+    return None if upper is not None and upper + self.block_q - 1 <= 0 else _KIND(self, i, j)
+
+
+@pytest.mark.parametrize(
+    ("method", "broken", "symbolic"),
+    [
+        ("_fragment", _one_query_too_few, True),
+        ("_fragment", _one_query_too_few, False),
+        ("_fragment", _mask_left_out, True),
+        ("visited", _first_block_left_out, True),
+        ("visited", _first_block_left_out, False),
+        ("kind", _edge_skipped, True),
+        ("kind", _edge_skipped, False),
+    ],
+)
+def test_faulty_schedule_is_refuted(
+    monkeypatch: pytest.MonkeyPatch, method: str, broken: Callable[..., object], symbolic: bool
+) -> None:
+    """A schedule that leaves out queries, a mask or a block is refuted, by the grid and by the solver alone."""
+    monkeypatch.setattr(schedule.Schedule, method, broken)
+    if symbolic:
+        monkeypatch.setattr(tiles, "_schedules", tuple)
+    else:
+        monkeypatch.setattr(tiles, "_visits_are_complete", int)
+        monkeypatch.setattr(tiles, "_kinds_are_right", int)
+        monkeypatch.setattr(tiles, "_fragments_are_right", int)
+    assert not examine(BY_NAME["tile_skipping"]).holds
+
+
+def test_faulty_measure_of_an_inverse_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An a-posteriori measure without its last factor, or a tail without its second term, is refuted."""
+    with monkeypatch.context() as context:
+        context.setattr(inverse, "of_residual", lambda size, residual: size @ residual)
+        assert not examine(BY_NAME["inverse_error_measures"]).holds
+    with monkeypatch.context() as context:
+        context.setattr(inverse_levels, "_neumann_tail", lambda step, first: first + step @ first)
+        assert not examine(BY_NAME["inverse_error_measures"]).holds
+
+
+def test_solver_finds_counterexamples_and_respects_what_is_given() -> None:
+    """A claim that fails somewhere is refuted with an example; one that holds where it is asked about passes."""
+    x = z3.Int("x")
+    smt.require_always(x * x >= x, "a square is smaller", given=x >= 1)
+    with pytest.raises(LemmaRefuted, match=r"a double is not larger, for example x = -?\d+"):
+        smt.require_always(2 * x > x, "a double is not larger")
+
+
+def test_every_path_through_the_code_is_taken_once() -> None:
+    """Running code on symbols visits each way that its comparisons can come out, with a condition that is exact."""
+    x = z3.Int("x")
+
+    def clamp(path: smt.Path) -> object:
+        return min(max(smt.Symbol(x, path), 0), 10)
+
+    found = [(given, smt.expression(result)) for given, result in smt.paths([x >= -5], clamp)]
+    assert len(found) == 3
+    for given, result in found:
+        expected = z3.If(x < 0, 0, z3.If(x > 10, 10, x))
+        smt.require_always(result == expected, "wrong", given=z3.And(*given))
+    smt.require_always(z3.Or(*(z3.And(*given) for given, _ in found)), "a value has no path", given=x >= -5)
+    with pytest.raises(ValueError, match="division of a symbol by 0"):
+        list(smt.paths([], lambda path: smt.Symbol(x, path) // 0))
 
 
 def test_the_factor_two_of_any_order_is_needed() -> None:
