@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from fuzz.attention.buckets import BUCKETS, Bucket
+from fuzz.attention.buckets import BUCKETS, FEATURE_BUCKETS, Bucket
 from fuzz.attention.space import anchor_cases
 
 if TYPE_CHECKING:
@@ -59,6 +59,14 @@ HUNTS = {
             "static-anchor softmax of dense attention: jumps around every limit in every place, |v| up to the largest "
             "BF16, equal, huge and opposite logits, repeated and near-duplicate keys",
             BUCKETS,
+            anchor_cases,
+            "fuzz.attention.evaluate:evaluate",
+        ),
+        Hunt(
+            "features",
+            "the same against windows, soft caps, sinks, segment ids and wider values: anchors that are chosen late, "
+            "rows without a key, sinks beyond the check's limit",
+            FEATURE_BUCKETS,
             anchor_cases,
             "fuzz.attention.evaluate:evaluate",
         ),

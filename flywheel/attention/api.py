@@ -124,9 +124,9 @@ def attention(
     |scale| / softcap within [2**-126, 2**127].  On the domain, elementwise and for any order of summation,
 
         |out - exact| <= B + 2**-8 (|exact| + B) + 2**-125,   B = min(S, A) + a few 2**-24 (|exact| + min(S, A))
-        A = (sum_k P_k alpha_k |v_k| + |exact| sum_k P_k beta_k + 2**-90 (sum_k |v_k| + n |exact|) + n 2**-89)
-            / (1 - sum_k P_k beta_k - n 2**-90)
-        S = max_k |v_k - exact| + (2**-8 + a few 2**-24 n) max_k |v_k| + n 2**-89     (visible keys; n of them)
+        A = (sum_k P_k alpha_k |v_k| + |exact| sum_k P_k beta_k + 2**-89 (sum_k |v_k| + n |exact|) + n 2**-88)
+            / (1 - sum_k P_k beta_k - n 2**-89)
+        S = max_k |v_k - exact| + (2**-8 + a few 2**-24 n) max_k |v_k| + n 2**-88     (visible keys; n of them)
 
     where beta_k is the relative error of a weight and of the sum of weights (2**-24 head_dim per unit of
     |scale| log2 e sum_d |q_d k_d|, one exp2, 2**-24 n; with a soft cap that of one tanh) and alpha_k adds the rounding

@@ -65,6 +65,13 @@ class _Weights(NamedTuple):
     factor: Array | None
 
 
+class _Group(NamedTuple):
+    """Fragments that are emitted together, and their weights with whether each is the first of its queries."""
+
+    numbers: Sequence[int]
+    weights: list[tuple[_Weights, bool]]
+
+
 @dataclasses.dataclass(frozen=True)
 class _Block:
     """A body being emitted; see `emit`."""
@@ -150,7 +157,7 @@ class _Block:
         anchor[:, cell.queries] = on_sublanes(shift)
         return p, factor
 
-    def add_values(self, weights: _Weights, *, fresh: bool) -> None:
+    def add_values(self, weights: _Weights, fresh: bool) -> None:  # noqa: FBT001  a pair that was kept
         """o += V^T P^T for one cell."""
         refs, cell = self.site.refs, weights.cell
         v = refs.v[0, 0, pl.ds(cell.fragment.start, cell.fragment.size), :]
@@ -165,23 +172,34 @@ class _Block:
             product += before if weights.factor is None else before * weights.factor
         refs.acc[:, cell.queries] = product
 
-    def weights(self, numbers: Sequence[int]) -> list[_Weights]:
-        """Weights of some fragments."""
-        return [self.softmax(cell, fresh=self.fresh(n)) for n in numbers for cell in self.cells(self.fragments[n])]
+    def cells_of(self, numbers: Sequence[int]) -> list[tuple[_Cell, bool]]:
+        """Cells of some fragments, and whether nothing was added to their queries before."""
+        return [(cell, self.alone and n == 0) for n in numbers for cell in self.cells(self.fragments[n])]
 
-    def fresh(self, n: int) -> bool:
-        """Whether nothing was added to the queries of fragment n before."""
-        return self.alone and n == 0
+    def step(self, group: _Group, pending: _Group | None) -> None:
+        """Weights of a group's cells, woven with the products of the group before."""
+        products = [] if pending is None else list(pending.weights)
+        for cell, fresh in self.cells_of(group.numbers):
+            group.weights.append((self.softmax(cell, fresh=fresh), fresh))
+            if products:
+                self.add_values(*products.pop(0))
+        for each in products:
+            self.add_values(*each)
+        if pending is not None:
+            self.conclude(pending)
 
-    def add(self, numbers: Sequence[int], weights: Sequence[_Weights]) -> None:
-        """Products of some fragments; in a last body also the end of the queries that are done with them."""
-        first = self.fragments[0]
-        for each in weights:
-            self.add_values(each, fresh=self.alone and each.cell.fragment is first)
+    def conclude(self, group: _Group) -> None:
+        """The end of the queries that are done with a group, in a last body."""
         if self.body.last:
             done = self.site.schedule.finished(self.body.kind)
-            for n in numbers:
+            for n in group.numbers:
                 self.finish(*done[n])
+
+    def drain(self, group: _Group) -> None:
+        """The products of the last group."""
+        for each in group.weights:
+            self.add_values(*each)
+        self.conclude(group)
 
     def finish(self, first: int, stop: int) -> None:
         """Divide and write queries first .. stop - 1, and keep where the final check fails."""
@@ -199,16 +217,15 @@ class _Block:
 def emit(site: Site, body: Body, *, alone: bool) -> None:
     """One body.  `alone`: all query blocks consist of one such body, and its first fragment concerns every query."""
     block = _Block(site, body, alone, site.schedule.fragments(body.kind))
-    pending: tuple[Sequence[int], list[_Weights]] | None = None
+    pending: _Group | None = None
     for numbers in _groups(block.fragments):
-        weights = block.weights(numbers)
-        if pending is not None:
-            block.add(*pending)
-        pending = (numbers, weights)
+        group = _Group(numbers, [])
+        block.step(group, pending)
+        pending = group
     if not body.last and not site.spec.online:
         block.check_sums()
     if pending is not None:
-        block.add(*pending)
+        block.drain(pending)
     elif body.last:
         block.finish(0, site.schedule.block_q)
     if body.last:

@@ -29,24 +29,25 @@ def replay(site: Site) -> None:
     """Every visited key of one query block, fragment by fragment; writes the block's results."""
     refs, schedule, tiling = site.refs, site.schedule, site.spec.tiling
     size = tiling.replay_keys
+    per_block = schedule.block_kv // size
+    resident = site.j * per_block
     _clear(site)
 
-    def earlier(n: Any, carry: Any) -> Any:  # noqa: ANN401
-        k, v, ids = _fetch(site, n * size)
-        _fragment(site, k, v, ids, n * size)
+    def one(n: Any, carry: Any) -> Any:  # noqa: ANN401
+        if schedule.kv_blocks > 1:
+
+            @pl.when(n < resident)
+            def _() -> None:
+                _fetch(site, n * size)
+
+        @pl.when(n >= resident)
+        def _() -> None:
+            _take(site, (n - resident) * size)
+
+        _fragment(site, n * size)
         return carry
 
-    per_block = schedule.block_kv // size
-    if schedule.kv_blocks > 1:
-        lax.fori_loop(refs.control[FIRST_BLOCK] * per_block, site.j * per_block, earlier, 0)
-
-    def resident(n: Any, carry: Any) -> Any:  # noqa: ANN401
-        keys = pl.ds(pl.multiple_of(n * size, size), size)
-        ids = refs.k_ids[0, :, keys] if site.spec.segments else None
-        _fragment(site, refs.k[0, 0, keys, :], refs.v[0, 0, keys, :], ids, site.j * schedule.block_kv + n * size)
-        return carry
-
-    lax.fori_loop(0, per_block, resident, 0)
+    lax.fori_loop(refs.control[FIRST_BLOCK] * per_block, resident + per_block, one, 0)
 
     def finish(first: Any) -> None:  # noqa: ANN401
         finish_queries(site, first, tiling.replay_queries, replayed=True)
@@ -69,8 +70,8 @@ def _clear(site: Site) -> None:
         refs.maxima[...] = jnp.full_like(refs.maxima, tile.UNSET)
 
 
-def _fetch(site: Site, start: Any) -> tuple[Array, Array, Array | None]:  # noqa: ANN401
-    """K, V and the ids of the keys from `start` on, from HBM."""
+def _fetch(site: Site, start: Any) -> None:  # noqa: ANN401
+    """K, V and the ids of the keys from position `start` on, from HBM."""
     refs, size = site.refs, site.spec.tiling.replay_keys
     kv_head = lax.div(site.h, jnp.int32(site.spec.group))
     keys = pl.ds(pl.multiple_of(start, size), size)
@@ -85,7 +86,16 @@ def _fetch(site: Site, start: Any) -> tuple[Array, Array, Array | None]:  # noqa
         copy.start()
     for copy in copies:
         copy.wait()
-    return refs.k_stage[...], refs.v_stage[...], refs.k_ids_stage[...] if site.spec.segments else None
+
+
+def _take(site: Site, start: Any) -> None:  # noqa: ANN401
+    """The same from the block that is in VMEM, where `start` counts."""
+    refs, size = site.refs, site.spec.tiling.replay_keys
+    keys = pl.ds(pl.multiple_of(start, size), size)
+    refs.k_stage[...] = refs.k[0, 0, keys, :]
+    refs.v_stage[...] = refs.v[0, 0, keys, :]
+    if site.spec.segments:
+        refs.k_ids_stage[...] = refs.k_ids[0, :, keys]
 
 
 def _over_queries(site: Site, body: Callable[[Any], None]) -> None:
@@ -98,9 +108,10 @@ def _over_queries(site: Site, body: Callable[[Any], None]) -> None:
     lax.fori_loop(0, site.schedule.block_q // count, one, 0)
 
 
-def _fragment(site: Site, k: Array, v: Array, ids: Array | None, key0: Any) -> None:  # noqa: ANN401
-    """One fragment of keys, from position key0 of the sequence on, against all queries of the block."""
+def _fragment(site: Site, key0: Any) -> None:  # noqa: ANN401
+    """The staged keys, from position key0 of the sequence on, against all queries of the block."""
     refs, schedule, spec = site.refs, site.schedule, site.spec
+    k, v = refs.k_stage[...], refs.v_stage[...]
     count, size = spec.tiling.replay_queries, spec.tiling.replay_keys
     is_key = lax.broadcasted_iota(jnp.int32, v.shape, 0) + key0 < schedule.kv_len
     clean = tile.finite_values(v, is_key)
@@ -114,8 +125,8 @@ def _fragment(site: Site, k: Array, v: Array, ids: Array | None, key0: Any) -> N
         in_band = band_mask(schedule.band, keys, site.rows(first, count))
         if in_band is not None:
             visible &= in_band
-        if ids is not None:
-            visible &= key_ids_on_sublanes(ids, count) == refs.q_ids[0, :, queries]
+        if spec.segments:
+            visible &= key_ids_on_sublanes(refs.k_ids_stage[...], count) == refs.q_ids[0, :, queries]
             refs.seen[:, queries] += tile.partial_sums(jnp.where(visible, 1.0, 0.0))
         if spec.return_max_logit:
             refs.maxima[:, queries] = _maxima_with_nan(refs.maxima[:, queries], tile.hide(s, visible))

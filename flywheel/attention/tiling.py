@@ -54,6 +54,9 @@ BLOCKS = {False: (4096, 4096), True: (4096, 2048)}
 every pushed tile of keys, and filling and draining the matrix unit happens once per body; wide heads take half as many
 keys, since larger bodies compile for minutes."""
 
+ONLINE_BLOCKS = (2048, 2048)
+"""The same for the rescaling softmax, whose bodies take three times as long to compile."""
+
 DEFAULT_FRAGMENT = 512
 REPLAY_TILE = 512
 """Most keys, and most queries, that a replay treats at once: enough products to hide their latency in a loop."""
@@ -71,7 +74,7 @@ def resolve(config: AttentionConfig, q_len: int, kv_len: int, *, online: bool = 
     Raises:
         ValueError: a size is not on its grid.
     """
-    most_q, most_kv = BLOCKS[wide]
+    most_q, most_kv = ONLINE_BLOCKS if online else BLOCKS[wide]
     block_q = config.block_q if config.block_q is not None else min(most_q, round_up(q_len, LANES))
     block_kv = config.block_kv if config.block_kv is not None else min(most_kv, round_up(kv_len, LANES))
     fragment = config.fragment if config.fragment is not None else EDGE_FRAGMENT if online else DEFAULT_FRAGMENT

@@ -8,7 +8,10 @@ import math
 from verify.attention.adversarial import LOG2_UNITS
 
 LANES = 128
-"""Keys whose scores give the anchor, and the stride of the keys that share a partial sum."""
+"""The grid of queries and of key blocks."""
+
+ANCHOR_KEYS = 16
+"""Keys whose scores give the anchor (a test compares it with the kernel's)."""
 
 LOG2_E = math.log2(math.e)
 
@@ -24,6 +27,11 @@ class Bucket:
         scale: hexadecimal float; None is 1 / sqrt(head_dim).
         config: block_q, block_kv, fragment.
         why: which paths of the kernel it reaches.
+        window: (left, right).
+        softcap: hexadecimal float.
+        sinks: whether heads have sinks, whose logits are drawn.
+        segments: whether tokens have segment ids, which are drawn.
+        v_dim: width of the values; None is head_dim.
     """
 
     name: str
@@ -32,6 +40,11 @@ class Bucket:
     scale: str | None
     config: tuple[int, int, int]
     why: str
+    window: tuple[int | None, int | None] | None = None
+    softcap: str | None = None
+    sinks: bool = False
+    segments: bool = False
+    v_dim: int | None = None
 
     @property
     def q_len(self) -> int:
@@ -95,4 +108,34 @@ _ALL = (
     ),
 )  # fmt: skip
 
+_FEATURED = (
+    Bucket(
+        name="window-384-d64", shape=(1, 2, 1, 384, 384, 64), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="a window over parts of two and three blocks: anchors chosen late, the first block not the first key's",
+        window=(150, None),
+    ),
+    Bucket(
+        name="band-300x200-d64", shape=(1, 2, 2, 300, 200, 64), causal=False, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="a window to both sides, rows without a key at the top", window=(60, 40),
+    ),
+    Bucket(
+        name="softcap-256-d128", shape=(1, 2, 1, 256, 256, 128), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="logits bounded at 50 nats", softcap=(50.0).hex(),
+    ),
+    Bucket(
+        name="sinks-129x300-d64", shape=(1, 4, 2, 129, 300, 64), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="sinks per head far above and below the scores", sinks=True,
+    ),
+    Bucket(
+        name="segments-300-d64", shape=(1, 2, 1, 300, 300, 64), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="segment ids of any runs, rows without a key among them", segments=True,
+    ),
+    Bucket(
+        name="all-256-d64-v128", shape=(1, 2, 1, 256, 256, 64), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="everything at once, values wider than keys", window=(100, 0), softcap=(80.0).hex(), sinks=True,
+        segments=True, v_dim=128,
+    ),
+)  # fmt: skip
+
 BUCKETS = {bucket.name: bucket for bucket in _ALL}
+FEATURE_BUCKETS = {bucket.name: bucket for bucket in _FEATURED}

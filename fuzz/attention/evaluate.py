@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fuzz.attention.buckets import LANES, LOG2_E
+from fuzz.attention.buckets import ANCHOR_KEYS, LOG2_E
 from fuzz.outcome import severity, shares
 from verify.attention import oracle_float64
 from verify.attention.adversarial import FLYWHEEL_LIMIT
@@ -126,7 +126,7 @@ def _log2(x: float) -> float:
 
 def _above_limit(problem: AttentionProblem, reference: Reference) -> float:
     """By how many log2 units the row that is nearest to the check's limit lies above it (about: lanes are summed)."""
-    first = min(LANES, problem.kv_len)
+    first = min(ANCHOR_KEYS, problem.kv_len)
     factor = np.float32(problem.scale * LOG2_E)
     counts = np.array([problem.visible(row) for row in range(problem.q_len)])
     visible = np.arange(first)[None, :] < counts[:, None]

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -54,6 +55,9 @@ VALUE_WORDS = (
     "0x1p+0", "0x0p+0", "-0x1p+0", "0x1.8p+0", LARGEST_BF16, "-" + LARGEST_BF16, "0x1p+118", "0x1p+119", "-0x1p+126",
     SMALLEST_NORMAL_BF16, "-" + SMALLEST_NORMAL_BF16, "0x1p-133", "-0x0p+0",
 )  # fmt: skip
+SINKS = (*(float(nats).hex() for nats in (0.0, 4.0, -30.0, 60.0, 103.0, -300.0, 300.0, 2000.0)), "-inf")
+"""nats: around the weights, around the check's limit, and far beyond it with either sign."""
+
 NEAR_WORDS = ("0x1p-7", "0x1p-14", "-0x1p-1", "0x1p+3")
 
 
@@ -253,7 +257,8 @@ def _value_edits(draw: st.DrawFn, bucket: Bucket, exponent: int) -> tuple[tuple[
     """What is done to V: some tokens scaled (once, so that nothing overflows), others set, or a short period."""
     edits: list[Edit] = []
     words: list[str] = []
-    lanes = st.sampled_from((None, (0, 1), (bucket.head_dim - 1, bucket.head_dim)))
+    width = bucket.v_dim or bucket.head_dim
+    lanes = st.sampled_from((None, (0, 1), (width - 1, width)))
     if draw(st.booleans()):
         tokens, target = draw(token_ranges(bucket, "k")), draw(st.sampled_from(VALUE_EXPONENTS))
         edits.append(
@@ -274,6 +279,32 @@ def _value_edits(draw: st.DrawFn, bucket: Bucket, exponent: int) -> tuple[tuple[
     return tuple(edits), ", ".join(words)
 
 
+def _features(draw: st.DrawFn, bucket: Bucket) -> tuple[dict[str, Any], str]:
+    """Sinks and segment ids, where the bucket has them."""
+    more: dict[str, Any] = {}
+    words = []
+    if bucket.sinks:
+        more["sinks"] = tuple(draw(st.sampled_from(SINKS)) for _ in range(bucket.shape[1]))
+        words.append("sinks " + ", ".join(f"{float.fromhex(sink):g}" for sink in more["sinks"]))
+    if bucket.segments:
+        for name, tokens in (("q_segments", bucket.q_len), ("k_segments", bucket.kv_len)):
+            more[name] = draw(segment_runs(tokens))
+            words.append(f"{name} " + " ".join(f"{count} of {ident}" for ident, count in more[name]))
+    return more, "; ".join(words)
+
+
+@functools.cache
+def segment_runs(tokens: int) -> st.SearchStrategy[tuple[tuple[int, int], ...]]:
+    """Runs of ids that cover the tokens; ids come back, and boundaries lie on and off the block."""
+    cuts = st.sets(st.one_of(st.sampled_from((1, LANES - 1, LANES, LANES + 1)), st.integers(1, tokens - 1)), max_size=4)
+
+    def runs(cut: set[int], idents: list[int]) -> tuple[tuple[int, int], ...]:
+        edges = [0, *sorted(cut), tokens]
+        return tuple((idents[n], stop - start) for n, (start, stop) in enumerate(itertools.pairwise(edges)))
+
+    return st.builds(runs, cuts, st.lists(st.integers(0, 2), min_size=5, max_size=5))
+
+
 @st.composite
 def anchor_cases(draw: st.DrawFn, buckets: Sequence[Bucket] = tuple(BUCKETS.values())) -> AttentionCase:
     """A case against the static anchor."""
@@ -287,8 +318,9 @@ def anchor_cases(draw: st.DrawFn, buckets: Sequence[Bucket] = tuple(BUCKETS.valu
     words = [bucket.name, *(plant.words for plant in planted), copy_words]
     words.append("equal logits" if q_exponent is None or k_exponent is None else f"logits 2^{q_exponent + k_exponent}")
     words.append(f"v 2^{v_exponent}{' ' if value_words else ''}{value_words}")
+    more, more_words = _features(draw, bucket)
     return AttentionCase(
-        "; ".join(word for word in words if word),
+        "; ".join(word for word in (*words, more_words) if word),
         bucket.shape,
         causal=bucket.causal,
         scale=bucket.scale,
@@ -296,4 +328,8 @@ def anchor_cases(draw: st.DrawFn, buckets: Sequence[Bucket] = tuple(BUCKETS.valu
         exponents=(q_exponent, k_exponent, v_exponent),
         edits=(*plant_edits(planted, bucket), *copied, *valued),
         config=bucket.config,
+        v_dim=bucket.v_dim,
+        window=bucket.window,
+        softcap=bucket.softcap,
+        **more,
     )

@@ -204,13 +204,16 @@ class _Rows:
 
     @property
     def flushed_weight(self) -> float:
-        """What flushing one weight moves, as a share of the row: 2 omega over a sum of at least SUM_FLOOR / 2."""
-        return 4.0 * 2.0 ** (BIAS + 2) * self.device.smallest_normal
+        """What flushing one weight moves, as a share of the row: 2 omega over a sum of at least SUM_FLOOR / 2.
+
+        Twice that, for the roundings that follow and magnify it where they are large.
+        """
+        return 8.0 * 2.0 ** (BIAS + 2) * self.device.smallest_normal
 
     @property
     def flushed_products(self) -> np.ndarray:
         """The same for a product p v, the partial sum it enters and a rescaling of that: three omega per key."""
-        return 8.0 * 2.0 ** (BIAS + 2) * self.device.smallest_normal * self.counts
+        return 16.0 * 2.0 ** (BIAS + 2) * self.device.smallest_normal * self.counts * (1.0 + self.summing)
 
 
 def _block_bound(

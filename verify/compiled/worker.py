@@ -73,12 +73,12 @@ def compile_target(spec: dict, out: Path, stage: list[str], meta: dict) -> None:
     stage[0] = "arguments"
     function, args, kwargs, values = arguments(target, spec)
     sharding = jax.sharding.SingleDeviceSharding(device)
-    args, kwargs = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), (args, kwargs)
-    )
+    args, kwargs = jax.tree.map(lambda leaf: row_major(leaf, sharding), (args, kwargs))
     stage[0] = "trace"
     start = time.perf_counter()
-    traced = jax.jit(function).trace(*args, **kwargs)
+    results = jax.eval_shape(function, *args, **kwargs)
+    formats = jax.tree.map(lambda leaf: row_major(leaf, sharding).format, results)
+    traced = jax.jit(function, out_shardings=formats).trace(*args, **kwargs)
     meta["trace_seconds"] = time.perf_counter() - start
     meta["kernels"] = kernels(traced.jaxpr, jax.tree.leaves((values,), is_leaf=lambda leaf: leaf is None))
     stage[0] = "lower"
@@ -92,6 +92,19 @@ def compile_target(spec: dict, out: Path, stage: list[str], meta: dict) -> None:
     (out / "compiled.hlo.txt").write_text(compiled.as_text() or "")
     meta["memory"] = memory(compiled)
     meta["xla_flops"] = xla_flops(compiled)
+
+
+def row_major(leaf: Any, sharding: Any) -> Any:
+    """A shape in the layout that a Pallas kernel reads and writes.
+
+    Left to itself XLA gives parameters and results of a program another one where it packs better (tokens on lanes for
+    64 lanes of head_dim), and copies them: inside a model the neighbours of the kernel write and read its layout.
+    """
+    import jax
+    from jax.experimental.layout import Format, Layout
+
+    layout = Layout(major_to_minor=tuple(range(len(leaf.shape))))
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=Format(layout, sharding))
 
 
 def restore(name: str, value: str | None) -> None:

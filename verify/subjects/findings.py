@@ -229,7 +229,8 @@ Made by `python -m verify findings --out docs/findings.md` from `verify/subjects
 Each row is what one version of a kernel did with one small input in interpret mode on a CPU; nothing here was run on a
 TPU, and a configuration other than the one named may behave otherwise. *Contract* says whether the input lies inside
 what the kernel's own documentation promises; where that is silent, the conventions of [semantics.md](semantics.md) and
-a bound for FP32 scores are what we compare with, which its authors never agreed to.
+a bound for FP32 scores are what we compare with, which its authors never agreed to. Kernels for Gated DeltaNet have a
+table of their own: [gdn-findings.md](gdn-findings.md).
 
 | subject | input | expected | got | contract | reproduce |
 | --- | --- | --- | --- | --- | --- |

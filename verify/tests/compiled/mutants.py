@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 import flywheel
-from flywheel.attention import kernel, tile
+from flywheel.attention import replay, tile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 F32 = jnp.float32
 
 
-def _call(q_len: int = 2048, kv_len: int = 2048, head_dim: int = 128) -> tuple[Any, Any]:
+def _call(q_len: int = 1024, kv_len: int = 1024, head_dim: int = 128, **config: int) -> tuple[Any, Any]:
     shapes = [
         jax.ShapeDtypeStruct((1, heads, tokens, head_dim), jnp.bfloat16) for heads, tokens in ((2, q_len), (1, kv_len))
     ]
-    return functools.partial(flywheel.attention, causal=True), (*shapes, shapes[1])
+    blocks = flywheel.AttentionConfig(**config)
+    return functools.partial(flywheel.attention, causal=True, config=blocks), (*shapes, shapes[1])
 
 
 def sound() -> tuple[Any, Any]:
@@ -36,21 +37,21 @@ def sound() -> tuple[Any, Any]:
 def fp32_values() -> tuple[Any, Any]:
     """P V as an FP32 product at default precision: exact operands, so that interpret mode computes the same bits."""
 
-    def weighted_values(p: Any, v: Any) -> Any:
-        return jnp.dot(p.astype(F32), v.astype(F32), preferred_element_type=F32)
+    def weighted_values(v: Any, p: Any) -> Any:
+        return lax.dot_general(v.astype(F32), p.astype(F32), (((0,), (0,)), ((), ())), preferred_element_type=F32)
 
     tile.weighted_values = weighted_values
     return _call()
 
 
 def fp32_scores() -> tuple[Any, Any]:
-    """Q K^T on operands that were widened on their way: a BF16 product that became FP32."""
-    original: Callable[..., Any] = tile.scores
+    """K Q^T on operands that were widened on their way: a BF16 product that became FP32."""
+    original: Callable[..., Any] = tile.dot_products
 
-    def scores(q: Any, k: Any, log2_scale: float) -> Any:
-        return original(q.astype(F32), k.astype(F32), log2_scale)
+    def dot_products(k: Any, q: Any) -> Any:
+        return original(k.astype(F32), q.astype(F32))
 
-    tile.scores = scores
+    tile.dot_products = dot_products
     return _call()
 
 
@@ -67,20 +68,18 @@ def unproven_alignment() -> tuple[Any, Any]:
         def multiple_of(value: Any, _: int) -> Any:
             return lax.div(value * 3 + 1, jnp.int32(3))
 
-    original = kernel.pl
-    kernel.pl = WithoutPromise()
+    original = replay.pl
+    replay.pl = WithoutPromise()
     # Two key blocks: a replay fetches all but the last again.
-    return _call(4096, 4096)
+    return _call(2048, 2048, block_q=1024, block_kv=1024)
 
 
-def transposed_values() -> tuple[Any, Any]:
-    """P V computed as (V^T P^T)^T, so that P is pushed transposed.
+def transposed_weights() -> tuple[Any, Any]:
+    """P turned, and turned back by the matrix unit: its tiles are pushed transposed."""
 
-    P (V^T)^T would not do: the compiler makes the sound kernel's schedule of it.
-    """
-
-    def weighted_values(p: Any, v: Any) -> Any:
-        return lax.dot_general(v, p, (((0,), (1,)), ((), ())), preferred_element_type=F32).T
+    def weighted_values(v: Any, p: Any) -> Any:
+        turned = p.astype(F32).T.astype(jnp.bfloat16)
+        return lax.dot_general(v, turned, (((0,), (1,)), ((), ())), preferred_element_type=F32)
 
     tile.weighted_values = weighted_values
     return _call()

@@ -21,11 +21,10 @@ pytestmark = [pytest.mark.aot, pytest.mark.usefixtures("compiler")]
 MUTANTS = Path(__file__).with_name("mutants.py")
 
 KNOWN = {
-    "d64-causal": "XLA keeps tokens on lanes by default in a [.., tokens, 64] parameter, the kernel head_dim",
-    "d128-causal-lse-diagnostics": "lse and diagnostics leave the kernel as [.., 1, tokens], and are copied",
-    "d128-full-one-query": "XLA keeps heads on sublanes by default in a [.., heads, 1, head_dim] parameter",
+    "d128-causal-all-outputs": "LSE, maxima and diagnostics leave the kernel as [.., 1, tokens], and are copied",
 }
-"""Cases around which XLA moves activations today, with the reason; the test fails when one of them no longer does."""
+"""Cases around which XLA moves something, never q, k, v or the output, with the reason; the test fails when one of them
+no longer does."""
 
 
 def parameters() -> list[object]:
@@ -74,23 +73,20 @@ def test_fp32_products_are_caught(name: str) -> None:
 
 def test_unproven_alignment_is_caught() -> None:
     """A DMA whose start nobody promised to be aligned is refused by the compiler, with the kernel's line."""
-    with pytest.raises(RefusedError, match=r"(?s)Failed to verify that the index .* is divisible.*kernel\.py:\d+"):
+    with pytest.raises(RefusedError, match=r"(?s)Failed to verify that the index .* is divisible.*replay\.py:\d+"):
         mutant("unproven_alignment")
 
 
-def test_transposed_values_are_caught() -> None:
-    """P pushed transposed breaks the budget of transposed pushes, which the sound kernel keeps."""
+def test_transposed_weights_are_caught() -> None:
+    """Weights pushed transposed break the budget of transposed pushes, which the sound kernel keeps."""
     sound = checks.checked(mutant("sound"), None)
     budget = checks.renewed(sound)
-    found = checks.transposed_pushes(checks.checked(mutant("transposed_values"), budget))
+    found = checks.transposed_pushes(checks.checked(mutant("transposed_weights"), budget))
     assert [each.check for each in found] == ["transposed-pushes"]
 
 
 def test_a_callers_layout_is_caught() -> None:
-    """Transposes that a tokens-first caller costs are found around the kernel; the sound one has none.
-
-    With one key head the keys' and values' transposes are views.
-    """
+    """Transposes that a tokens-first caller costs are found around the kernel; the sound one has none."""
     assert checks.moved_activations(checks.checked(mutant("sound"), None)) == []
     found = checks.moved_activations(checks.checked(mutant("tokens_first"), None))
-    assert len(found) == 2
+    assert len(found) >= 2, "at least the query's and the output's"

@@ -112,7 +112,7 @@ FAULTS = (
     Fault(
         "segments ignored in the replay",
         "replay.py",
-        "            visible &= key_ids_on_sublanes(ids, count) == refs.q_ids[0, :, queries]\n",
+        "            visible &= key_ids_on_sublanes(refs.k_ids_stage[...], count) == refs.q_ids[0, :, queries]\n",
         "",
     ),
     Fault(
@@ -144,7 +144,7 @@ FAULTS = (
     Fault(
         "last fragments dropped",
         "block.py",
-        "    if pending is not None:\n        block.add(*pending)\n    elif",
+        "    if pending is not None:\n        block.drain(pending)\n    elif",
         "    if",
     ),
     Fault(

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from fuzz.attention.buckets import BUCKETS, Bucket
+from flywheel.attention import spec
+from fuzz.attention.buckets import ANCHOR_KEYS, BUCKETS, FEATURE_BUCKETS, Bucket
 from fuzz.attention.space import SIZES, SUBNORMALS, Plant, Tokens, anchor_cases, one_token, plant_edits, sizes
 from verify.attention.adversarial import FLYWHEEL_LIMIT, LARGEST_BF16, bf16_parts
 from verify.attention.cases import AttentionCase, Edit
@@ -52,7 +53,7 @@ def jumps(problem: AttentionProblem, head: int) -> np.ndarray:
     q, k = widen(problem.q[0, head]), widen(problem.k[0, problem.kv_head(head)])
     mask = problem.mask()
     s = np.where(mask, (q @ k.T) * (problem.scale * np.log2(np.e)), -np.inf)
-    anchor = s[:, :LANES].max(axis=1, keepdims=True)
+    anchor = s[:, :ANCHOR_KEYS].max(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
         return np.where(mask, s - anchor, -np.inf)
 
@@ -239,3 +240,21 @@ def test_the_first_draw_is_benign(bucket: Bucket) -> None:
     simplest = drawn(anchor_cases((bucket,)), 1)[0]
     assert simplest.edits == ()
     assert simplest.exponents == (None, None, 0)
+
+
+def test_the_hunts_know_the_kernels_anchor() -> None:
+    """Coverage and climbing measure from the keys that the kernel takes its anchors from."""
+    assert ANCHOR_KEYS == spec.ANCHOR_KEYS
+
+
+def test_feature_space_reaches_each_hazard() -> None:
+    """Rows without a key by window and by segment, sinks beyond the limit on both sides, ids that come back."""
+    cases = [case for number in range(3) for case in drawn(anchor_cases(tuple(FEATURE_BUCKETS.values())), 60, number)]
+    problems = [case.build() for case in cases]
+    blind = {case.q_segments is not None for case, p in zip(cases, problems, strict=True) if not p.mask().any(1).all()}
+    assert blind == {True, False}
+    sinks = {float.fromhex(sink) for case in cases for sink in case.sinks or ()}
+    assert max(sinks) > FLYWHEEL_LIMIT > -FLYWHEEL_LIMIT > min(sinks)
+    ids = [[ident for ident, _ in case.k_segments] for case in cases if case.k_segments]
+    assert any(len(set(run)) < len(run) for run in ids)
+    assert {name for p in problems for name in p.features} == {"window", "softcap", "sinks", "q_segments", "v_dim"}

@@ -146,7 +146,7 @@ def test_an_exception_of_the_kernel_is_a_failure() -> None:
     item = grid.of_case("ordinary", AttentionCase("odd-head-dim", (1, 1, 1, 8, 8, 80)))
     body = measure.judge(item)
     assert body["verdict"] == "fail"
-    assert "head_dim must be one of (64, 128, 256), got 80" in body["reason"]
+    assert "head_dim must be one of (64, 128, 192, 256), got 80" in body["reason"]
     json.dumps(body, allow_nan=False)
 
 

@@ -1,0 +1,1 @@
+"""Gated DeltaNet: the exact function, oracles with proved errors, the kernels' contract, and the verdict."""

@@ -1,0 +1,318 @@
+"""The contract of the chunked kernel: |kernel - f| <= bound for outputs and final states, with no free constant.
+
+The derivation is docs/gdn-contract.md; names are its names.  The bound is evaluated per element from the inputs, chunk
+by chunk; what one chunk adds to the state is carried to every later chunk through the exact transitions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from verify.gdn.contract_front import FrontBound, front, gamma
+from verify.gdn.float64_chunks import segments
+from verify.gdn.float64_stages import Approx, norms
+from verify.gdn.inverse import float64
+from verify.gdn.inverse_contract import inverse_bound
+from verify.gdn.inverse_levels import Arithmetic, half_spacing
+from verify.gdn.inverse_steps import CHUNK
+from verify.gdn.layout import initial_state, key_head
+from verify.gdn.problem import shapes
+
+if TYPE_CHECKING:
+    from jaxtyping import Bool, Float64
+
+    from verify.devices import DeviceModel
+    from verify.gdn.problem import Problem
+    from verify.gdn.steps import ChunkSteps
+
+EVALUATION = 1.0 + 2.0**-20
+"""The bound is evaluated in float64, from exact values that err by about 2**-45 (the document's last section)."""
+LARGEST = 2.0**127
+"""Sizes beyond it may overflow in FP32: outside the domain."""
+NEGLIGIBLE = 2.0**-60
+"""Transitions of a smaller norm are merged with the next chunk's (their bounds are added, not dropped)."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class GdnBound:
+    """Elementwise bounds of |kernel - f|.
+
+    Attributes:
+        out: `[tokens, n_v, d_v]`; infinite outside the domain.
+        state: all slots, `[slots, n_v, d_k, d_v]`; 0 for slots that nobody writes.
+        inside_out: tokens and heads for which `out` is promised, `[tokens, n_v]`.
+        inside_state: slots and heads for which `state` is promised, `[slots, n_v]`.
+    """
+
+    out: Float64[np.ndarray, "tokens n_v d_v"]
+    state: Float64[np.ndarray, "slots n_v d_k d_v"]
+    inside_out: Bool[np.ndarray, "tokens n_v"]
+    inside_state: Bool[np.ndarray, "slots n_v"]
+
+
+def contract_bound(problem: Problem, steps: ChunkSteps, device: DeviceModel) -> GdnBound:
+    """Evaluate the contract.
+
+    Raises:
+        ValueError: the problem has gates per channel.
+    """
+    if problem.per_channel:
+        message = "the chunked kernel's contract has one decay per head, got one per channel"
+        raise ValueError(message)
+    _, n_v, _, d_v = shapes(problem)
+    out, state = np.zeros((problem.tokens, n_v, d_v)), np.zeros(problem.state.shape)
+    inside_out, inside_state = np.ones((problem.tokens, n_v), dtype=bool), np.ones(problem.state.shape[:2], dtype=bool)
+    for sequence in range(problem.sequences.count):
+        span, write = problem.sequences.span(sequence), int(problem.sequences.write_slots[sequence])
+        inputs = front(problem, sequence, steps, device)
+        for head in range(n_v):
+            found = _head(problem, sequence, head, inputs, (steps, device))
+            out[span, head], inside_out[span, head] = found.out, found.inside
+            if write >= 0:
+                state[write, head] = found.state
+                inside_state[write, head] = bool(found.inside[: problem.sequences.taken(sequence)].all())
+    return GdnBound(out * EVALUATION, state * EVALUATION, inside_out, inside_state)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _HeadBound:
+    out: np.ndarray
+    state: np.ndarray
+    inside: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rows:
+    """One chunk of one head: exact values with the errors of what the kernel has, q scaled."""
+
+    q: Approx
+    k: Approx
+    v: Approx
+    beta: Approx
+    g: Approx
+
+
+@dataclasses.dataclass
+class _Carried:
+    """The error of the state: what earlier chunks added, each with the exact transition from there to here.
+
+    Attributes:
+        transitions: per chunk `[d_k, d_k]`.
+        added: per chunk what it added, `[d_k, d_v]`.
+    """
+
+    transitions: list[np.ndarray]
+    added: list[np.ndarray]
+
+    def through(self, left: np.ndarray, lanes: int) -> np.ndarray:
+        """A bound of |left E| for the state's error E; by absolute values or by Euclidean norms, whichever is less."""
+        total = np.zeros((len(left), lanes))
+        for transition, added in zip(self.transitions, self.added, strict=True):
+            factor = left @ transition
+            total += np.minimum(np.abs(factor) @ added, norms(factor, 1)[:, None] * norms(added, 0))
+        return total
+
+    def advance(self, transition: np.ndarray, added: np.ndarray) -> None:
+        """Go through one chunk, which adds to the state's error."""
+        self.transitions = [transition @ x for x in self.transitions]
+        small = [n for n, x in enumerate(self.transitions) if np.abs(x).sum() < NEGLIGIBLE]
+        merged = sum((np.abs(self.transitions[n]) @ self.added[n] for n in small), np.zeros_like(added))
+        self.transitions = [x for n, x in enumerate(self.transitions) if n not in small]
+        self.added = [x for n, x in enumerate(self.added) if n not in small]
+        self.transitions.append(np.eye(len(transition)))
+        self.added.append(added + merged)
+
+
+def _head(
+    problem: Problem, sequence: int, head: int, inputs: FrontBound, how: tuple[ChunkSteps, DeviceModel]
+) -> _HeadBound:
+    """All chunks of one head."""
+    steps, device = how
+    key, taken = key_head(problem, head), problem.sequences.taken(sequence)
+    state = initial_state(problem, sequence)[head]
+    lanes = state.shape[1]
+    carried = _Carried([], [])
+    tokens = len(inputs.v.value)
+    out, inside = np.zeros((tokens, lanes)), inputs.inside[:, key].copy()
+    final = np.zeros_like(state)
+    rounding = 2 * device.unit_roundoff
+    q = Approx(
+        inputs.q.value * problem.scale, abs(problem.scale) * (inputs.q.error + rounding * np.abs(inputs.q.value))
+    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        for start, stop in steps.chunks(problem.sequences.span(sequence), taken):
+            part = slice(start, stop)
+            rows = _Rows(
+                _of(q, part, key),
+                _of(inputs.k, part, key),
+                _of(inputs.v, part, head),
+                _of(inputs.beta, part, head),
+                _of(inputs.g, part, head),
+            )
+            chunk = _Chunk(rows, state, carried, how)
+            out[part], largest = chunk.outputs()
+            inside[part] &= largest <= LARGEST
+            state = chunk.advance()
+            if stop == taken:
+                final = carried.through(np.eye(len(state)), lanes)
+    inside = np.logical_and.accumulate(inside) if tokens else inside
+    return _HeadBound(np.where(np.isnan(out), np.inf, out), np.where(np.isnan(final), np.inf, final), inside)
+
+
+def _of(x: Approx, part: slice, head: int) -> Approx:
+    return Approx(x.value[part, head], x.error[part, head])
+
+
+class _Chunk:
+    """Sections 4 to 6 of the document, for one chunk: exact matrices, and what each rounding site does."""
+
+    def __init__(self, rows: _Rows, state: np.ndarray, carried: _Carried, how: tuple[ChunkSteps, DeviceModel]) -> None:
+        self.steps, self.device = how
+        self.carried, self.state_before = carried, state
+        self.arithmetic = Arithmetic(self.steps.precision, self.device)
+        self.unit = self.device.unit_roundoff
+        self.rows = rows
+        self.n, self.lanes = rows.v.value.shape
+        self._pairs()
+        self._inverse()
+        self._updates()
+
+    def _product(self, left: Approx, right: Approx) -> Approx:
+        """A matrix product of FP32 values that are known up to errors: operands rounded, FP32 sums."""
+        most_left, most_right = (self._entering(x) for x in (left, right))
+        size_left, size_right = np.abs(left.value), np.abs(right.value)
+        error = most_left.error @ (size_right + most_right.error) + size_left @ most_right.error
+        error = error + self.arithmetic.accumulated(size_left + most_left.error, size_right + most_right.error)
+        return Approx(left.value @ right.value, error)
+
+    def _entering(self, x: Approx) -> Approx:
+        """The same as an operand."""
+        return Approx(x.value, x.error + self.arithmetic.rounded(np.abs(x.value) + x.error))
+
+    def _times(self, x: Approx, factor: Approx) -> Approx:
+        """An elementwise FP32 product."""
+        value = x.value * factor.value
+        error = x.error * (np.abs(factor.value) + factor.error) + np.abs(x.value) * factor.error
+        return Approx(value, error + self.unit * (np.abs(value) + error) + self.device.smallest_normal)
+
+    def _pairs(self) -> None:
+        """A = k k^T, P = q k^T, D, exp(G), exp(G_C - G), L."""
+        rows, n = self.rows, self.n
+        decay = segments(self._segment_errors())
+        d = Approx(decay.value[:, :, 0], self._exponential(decay)[:, :, 0])
+        self.d = Approx(d.value[:, 1:], d.error[:, 1:])
+        self.from_start = Approx(d.value[:, :1], d.error[:, :1])
+        self.to_end = Approx(self.d.value[-1][:, None], self.d.error[-1][:, None])
+        transposed = Approx(rows.k.value.T, rows.k.error.T)
+        beta = Approx(rows.beta.value[:, None], rows.beta.error[:, None])
+        lower = self._times(self._times(self._product(rows.k, transposed), self.d), beta)
+        below = np.tril(np.ones((n, n), dtype=bool), -1)
+        self.lower = Approx(*(np.where(below, x, 0.0) for x in (lower.value, lower.error)))
+        scores = self._times(self._product(rows.q, transposed), self.d)
+        within = np.tril(np.ones((n, n), dtype=bool))
+        self.scores = Approx(*(np.where(within, x, 0.0) for x in (scores.value, scores.error)))
+        self.beta = beta
+
+    def _segment_errors(self) -> Approx:
+        """Log-decays with the errors that the kernel's sums may add to a segment that ends here."""
+        g = self.rows.g
+        reset = np.isneginf(g.value)
+        size = np.where(reset, 0.0, np.abs(g.value))
+        summing = gamma(self.n + 2, self.unit)
+        if self.steps.decay == "cumulative":
+            # A difference of two sums errs by what both do; charged to every token of a segment once.
+            size = np.full_like(size, np.where(reset, 0.0, np.abs(g.value)).sum() * 2.0)
+        return Approx(g.value, np.where(reset, 0.0, g.error + summing * size))
+
+    def _exponential(self, decay: Approx) -> np.ndarray:
+        """The error of the device's exponential of the sums; exp(0) = 1 and exp(-inf) = 0 are exact."""
+        own = (self.device.exp_relative + self.unit) * (decay.value + decay.error)
+        whole = np.where(decay.value == 1.0, decay.error, decay.error + own + self.device.smallest_normal)
+        return np.where((decay.value == 0.0) & (decay.error == 0.0), 0.0, whole)
+
+    def _inverse(self) -> None:
+        """X, and how far the kernel's may be from it."""
+        padded, doubt = np.zeros((CHUNK, CHUNK)), np.zeros((CHUNK, CHUNK))
+        padded[: self.n, : self.n], doubt[: self.n, : self.n] = self.lower.value, self.lower.error
+        found = inverse_bound(padded, self.steps.inverse, self.device, lower_error=doubt)
+        whole = float64(self.lower.value)
+        self.inverse = Approx(whole.value, found.bound[: self.n, : self.n] + whole.error)
+
+    def _updates(self) -> None:
+        """V = X (beta v - beta k exp(G) S): what is not the earlier state's error."""
+        rows, state = self.rows, self.state_before
+        arithmetic = self.arithmetic
+        right_v = self._entering(self._times(rows.v, self.beta))
+        right_k = self._entering(self._times(rows.k, self._times(self.beta, self.from_start)))
+        ones = np.eye(self.n)
+        off = Approx(self.inverse.value - ones, self.inverse.error)
+        x = Approx(self.inverse.value, self._entering(off).error)  # ones are exact
+        size_x = np.abs(x.value) + x.error
+        size_state = np.abs(state)
+        moved = self.carried.through(np.eye(len(state)), self.lanes)
+        self.state_error = moved
+        entering_state = arithmetic.rounded(size_state + moved)
+        most_state = size_state + moved + entering_state
+        self.entering_state, self.most_state = entering_state, most_state
+        exact_right = rows.v.value * self.beta.value - (rows.k.value * self.beta.value * self.from_start.value) @ state
+        w = x.value @ right_k.value
+        w_error = x.error @ (np.abs(right_k.value) + right_k.error) + np.abs(x.value) @ right_k.error
+        w_sum = arithmetic.accumulated(size_x, np.abs(right_k.value) + right_k.error)
+        w_most = np.abs(w) + w_error + w_sum
+        w_round = arithmetic.rounded(w_most)
+        v_new = x.value @ exact_right
+        error = x.error @ np.abs(exact_right)
+        error = error + size_x @ (right_v.error + right_k.error @ size_state)
+        error = error + arithmetic.accumulated(size_x, np.abs(right_v.value) + right_v.error)
+        error = error + (w_sum + w_round) @ size_state
+        error = error + (w_most + w_round) @ entering_state + (w_error + w_sum + w_round) @ moved
+        error = error + arithmetic.accumulated(w_most + w_round, most_state)
+        self.w = w
+        carried = self.carried.through(w, self.lanes)
+        error = error + 2 * self.unit * (np.abs(v_new) + error + carried)
+        most = np.abs(v_new) + error + carried
+        self.v_new = Approx(v_new, error + arithmetic.rounded(most))
+        self.most_v = most + arithmetic.rounded(most)
+        self.largest_v = (size_x @ (np.abs(right_v.value) + right_v.error) + (w_most + w_round) @ most_state).max(
+            axis=1
+        )
+
+    def outputs(self) -> tuple[np.ndarray, np.ndarray]:
+        """Bounds of the outputs, and per token the largest number on the way."""
+        arithmetic, state = self.arithmetic, self.state_before
+        scores = self._entering(self.scores)
+        queries = self._times(self.rows.q, self.from_start)
+        entering = self._entering(queries)
+        size_q = np.abs(entering.value) + entering.error
+        size_p = np.abs(scores.value) + scores.error
+        exact = queries.value @ state + self.scores.value @ self.v_new.value
+        error = np.abs(self.scores.value) @ self.v_new.error + scores.error @ self.most_v
+        error = error + arithmetic.accumulated(size_p, self.most_v)
+        error = error + entering.error @ (np.abs(state) + self.state_error) + size_q @ self.entering_state
+        error = error + arithmetic.accumulated(size_q, self.most_state)
+        error = error + self.carried.through(queries.value - self.scores.value @ self.w, self.lanes)
+        error = error + 2 * self.unit * (np.abs(exact) + error)
+        if self.steps.out == "bf16":
+            error = error + half_spacing(np.abs(exact) + error) + self.device.smallest_normal
+        largest = size_p @ self.most_v + size_q @ self.most_state
+        return error, np.maximum(largest.max(axis=1), self.largest_v)
+
+    def advance(self) -> np.ndarray:
+        """The exact state after the chunk; its error goes to `carried`."""
+        arithmetic, state = self.arithmetic, self.state_before
+        keys = self._times(self.rows.k, self.to_end)
+        entering = self._entering(keys)
+        size = (np.abs(entering.value) + entering.error).T
+        kept = Approx(self.from_start.value[-1], self.from_start.error[-1])
+        after = state * kept.value + keys.value.T @ self.v_new.value
+        error = np.abs(keys.value).T @ self.v_new.error + entering.error.T @ self.most_v
+        error = error + arithmetic.accumulated(size, self.most_v)
+        error = error + kept.error * (np.abs(state) + self.state_error)
+        most = (np.abs(state) + self.state_error) * (kept.value + kept.error) + size @ self.most_v
+        error = error + 2 * self.unit * most + self.device.smallest_normal * (most > 0)
+        transition = kept.value * np.eye(len(state)) - keys.value.T @ self.w
+        self.carried.advance(transition, error)
+        return after

@@ -1,0 +1,244 @@
+"""The kernel's chain, emulated in numpy with its roundings in named places: the algorithm that the contract is about.
+
+A sequence goes through in chunks of 64 tokens.  Per chunk and value head, with k, q normalised and q scaled,
+
+    A = k k^T, P = q k^T                     one stacked product
+    L = tril(beta A D, -1), X = (I + L)^-1   D_ij = exp(g_(j+1) + .. + g_i), `inverse_steps`
+    [U W] = X [beta v, beta k exp(G)]        G_i = g_1 + .. + g_i within the chunk
+    [R; O] = [W; q exp(G)] S                 S the state at the chunk's start
+    V = U - R
+    [O; S] += [tril(P D); (k exp(G_C - G))^T] V,  S decayed by exp(G_C)
+
+Operands of matrix products are BF16 or hi/lo pairs, everything else is FP32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from verify.gdn.inverse_steps import CHUNK, PRECISIONS, InverseSteps, invert, product, to_bf16
+from verify.gdn.layout import convolved_rows, finite, initial_state, key_head, numeric
+from verify.gdn.problem import BF16, DeltaRuleProblem, GdnProblem, shapes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from verify.gdn.problem import Problem
+
+SILU_FORMS = ("tanh", "sigmoid")
+CONVOLUTIONS = ("exact", "bf16")
+DECAYS = ("segments", "cumulative")
+OUTPUTS = ("bf16", "fp32")
+
+
+@dataclasses.dataclass(frozen=True)
+class ChunkSteps:
+    """Which roundings the chain makes.
+
+    Attributes:
+        inverse: of the triangular inverse.
+        precision: of all other matrix products: "bf16" or "bf16x3".
+        silu: "tanh": 0.5 y (1 + tanh(y / 2)); "sigmoid": y / (1 + exp(-y)).
+        convolution: "exact": products of taps and inputs are exact (each a hi/lo pair); "bf16": rounded to BF16.
+        decay: "segments": each D_ij from its own sum; "cumulative": from differences of G.
+        out: format of the output.
+        snap: the first chunk starts at a multiple of this many rows, at or before the sequence's first token.
+    """
+
+    inverse: InverseSteps = dataclasses.field(default_factory=InverseSteps)
+    precision: str = "bf16"
+    silu: str = "tanh"
+    convolution: str = "exact"
+    decay: str = "segments"
+    out: str = "bf16"
+    snap: int = 1
+
+    def __post_init__(self) -> None:
+        choices = (
+            ("precision", self.precision, PRECISIONS),
+            ("silu", self.silu, SILU_FORMS),
+            ("convolution", self.convolution, CONVOLUTIONS),
+            ("decay", self.decay, DECAYS),
+            ("out", self.out, OUTPUTS),
+        )
+        for name, value, allowed in choices:
+            if value not in allowed:
+                message = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
+                raise ValueError(message)
+
+    def chunks(self, span: slice, taken: int) -> Iterator[tuple[int, int]]:
+        """First token and one past the last of each chunk, within the sequence; one ends where the state is taken."""
+        tokens = span.stop - span.start
+        start = 0
+        while start < tokens:
+            stop = min(start + CHUNK - ((span.start + start) % self.snap if start == 0 else 0), tokens)
+            if start < taken < stop:
+                stop = taken
+            yield start, stop
+            start = stop
+
+
+BF16_STEPS = ChunkSteps()
+SPLIT_STEPS = ChunkSteps(InverseSteps("bf16x3"), precision="bf16x3")
+"""The two modes."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Emulated:
+    """What the emulated kernel gives.
+
+    Attributes:
+        out: BF16 or FP32 `[tokens, n_v, d_v]`.
+        state: FP32 `[slots, n_v, d_k, d_v]`.
+    """
+
+    out: np.ndarray
+    state: np.ndarray
+
+
+def run(problem: Problem, steps: ChunkSteps) -> Emulated:
+    """The whole chain; gates per channel are not supported.
+
+    Raises:
+        ValueError: the problem has gates per channel.
+    """
+    if problem.per_channel:
+        message = "the chunked kernel has one decay per head, got one per channel"
+        raise ValueError(message)
+    _, n_v, _, d_v = shapes(problem)
+    out = np.zeros((problem.tokens, n_v, d_v), np.float32)
+    state = problem.state.astype(np.float32).copy()
+    for sequence in range(problem.sequences.count):
+        q, k, v, beta, g = _front(problem, sequence, steps)
+        span, taken = problem.sequences.span(sequence), problem.sequences.taken(sequence)
+        write = int(problem.sequences.write_slots[sequence])
+        for head in range(n_v):
+            key = key_head(problem, head)
+            s = initial_state(problem, sequence)[head].astype(np.float32)
+            final = s
+            for start, stop in steps.chunks(span, taken):
+                rows = slice(start, stop)
+                parts = (q[rows, key], k[rows, key], v[rows, head], beta[rows, head], g[rows, head])
+                out[span.start + start : span.start + stop, head], s = _chunk(parts, s, steps)
+                if stop == taken:
+                    final = s
+            if write >= 0:
+                state[write, head] = final
+    return Emulated(out.astype(BF16) if steps.out == "bf16" else out, state)
+
+
+def run_recurrent(problem: Problem, steps: ChunkSteps) -> Emulated:
+    """Token by token in FP32, as decode kernels do; of `steps` only silu, convolution and out matter."""
+    _, n_v, _, d_v = shapes(problem)
+    out = np.zeros((problem.tokens, n_v, d_v), np.float32)
+    state = problem.state.astype(np.float32).copy()
+    for sequence in range(problem.sequences.count):
+        q, k, v, beta, g = _front(problem, sequence, steps)
+        span, taken = problem.sequences.span(sequence), problem.sequences.taken(sequence)
+        write = int(problem.sequences.write_slots[sequence])
+        for head in range(n_v):
+            key = key_head(problem, head)
+            s = initial_state(problem, sequence)[head].astype(np.float32)
+            final = s
+            for t in range(span.stop - span.start):
+                factor = np.exp(g[t, head])
+                s = s * (factor[:, None] if problem.per_channel else factor)
+                s = s + k[t, key][:, None] * (beta[t, head] * (v[t, head] - k[t, key] @ s))
+                out[span.start + t, head] = q[t, key] @ s
+                if t + 1 == taken:
+                    final = s
+            if write >= 0:
+                state[write, head] = final
+    return Emulated(out.astype(BF16) if steps.out == "bf16" else out, state)
+
+
+def _front(problem: Problem, sequence: int, steps: ChunkSteps) -> tuple[np.ndarray, ...]:
+    """q (scaled), k, v, beta, g in FP32."""
+    span, scale = problem.sequences.span(sequence), np.float32(problem.scale)
+    if isinstance(problem, DeltaRuleProblem):
+        q, k, v, beta = (finite(x[span]).astype(np.float32) for x in (problem.q, problem.k, problem.v, problem.beta))
+        g = np.zeros_like(beta) if problem.g is None else numeric(problem.g[span]).astype(np.float32)
+        return q * scale, k, v, beta, g
+    y = _convolution(problem, sequence, steps)
+    q, k, v = problem.split(silu(y, steps.silu) if problem.activation == "silu" else y)
+    if problem.norm_eps is not None:
+        q, k = (_l2norm(x, np.float32(problem.norm_eps)) for x in (q, k))
+    with np.errstate(over="ignore"):
+        beta = np.float32(problem.beta_scale) / (1 + np.exp(-numeric(problem.b[span]).astype(np.float32)))
+    return q * scale, k, v, beta, _log_decay(problem, span)
+
+
+def _convolution(problem: GdnProblem, sequence: int, steps: ChunkSteps) -> np.ndarray:
+    rows, taps = (x.astype(np.float32) for x in (convolved_rows(problem, sequence), finite(problem.taps)))
+    tokens = len(rows) - problem.width + 1
+    y = np.zeros((tokens, rows.shape[1]), np.float32)
+    for tap, weights in enumerate(taps):
+        terms = rows[tap : tap + tokens] * weights
+        y += to_bf16(terms) if steps.convolution == "bf16" else terms
+    return y if problem.bias is None else y + finite(problem.bias).astype(np.float32)
+
+
+def silu(y: np.ndarray, form: str) -> np.ndarray:
+    """silu of FP32 numbers in FP32."""
+    half = np.float32(0.5)
+    if form == "tanh":
+        return half * y * (1 + np.tanh(half * y))
+    with np.errstate(over="ignore"):
+        return y / (1 + np.exp(-y))
+
+
+def _l2norm(x: np.ndarray, eps: np.float32) -> np.ndarray:
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        squares = np.sum(x * x, axis=-1, keepdims=True) + eps
+        return np.where(squares > 0, x / np.sqrt(squares), 0).astype(np.float32)
+
+
+def _log_decay(problem: GdnProblem, span: slice) -> np.ndarray:
+    """-exp(a_log) softplus(a + dt_bias), as exp of a sum, so that a large a_log does not overflow."""
+    a_log = finite(problem.a_log).astype(np.float32).reshape((-1,) + (1,) * (problem.a.ndim - 2))
+    x = numeric(problem.a[span]).astype(np.float32) + finite(problem.dt_bias).astype(np.float32)
+    with np.errstate(divide="ignore", over="ignore"):
+        softplus = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
+        logarithm = np.where(x < FAR, x, np.log(softplus))
+        return -np.exp(a_log + logarithm)
+
+
+FAR = np.float32(-17.0)
+"""Below it ln softplus(x) is x to FP32."""
+
+
+def decays(g: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """D `[n, n]` (0 above the diagonal), exp(G) `[n]`, exp(G_C - G) `[n]`, in FP32."""
+    n = len(g)
+    lower = np.tril(np.ones((n, n), dtype=bool))
+    if form == "cumulative":
+        total = np.cumsum(g, dtype=np.float32)
+        with np.errstate(invalid="ignore"):
+            exponents = total[:, None] - total[None, :]
+        d = np.where(lower, np.exp(np.where(lower, exponents, 0)), 0).astype(np.float32)
+        return d, np.exp(total), np.exp(total[-1:] - total)
+    after = np.tril(np.broadcast_to(g[:, None], (n, n)), -1)  # row t, column j: g_t for t > j
+    after[np.triu_indices(n)] = 0  # 0 times -inf
+    d = np.where(lower, np.exp(np.cumsum(after, axis=0, dtype=np.float32)), 0).astype(np.float32)
+    return d, np.exp(np.cumsum(g, dtype=np.float32)), d[-1]
+
+
+def _chunk(parts: tuple[np.ndarray, ...], state: np.ndarray, steps: ChunkSteps) -> tuple[np.ndarray, np.ndarray]:
+    q, k, v, beta, g = parts
+    n, lanes = v.shape
+    dot = product(steps.precision)
+    d, from_start, to_end = decays(g, steps.decay)
+    stacked = dot(np.concatenate([k, q]), k.T)
+    lower = np.tril(beta[:, None] * stacked[:n] * d, -1)
+    padded = np.zeros((CHUNK, CHUNK), np.float32)
+    padded[:n, :n] = lower
+    x = invert(padded, steps.inverse)[:n, :n]
+    right = np.concatenate([v * beta[:, None], k * (beta * from_start)[:, None]], axis=1)
+    both = dot(x, right)
+    reads = dot(np.concatenate([both[:, lanes:], q * from_start[:, None]]), state)
+    update = both[:, :lanes] - reads[:n]
+    writes = dot(np.concatenate([stacked[n:] * d, (k * to_end[:, None]).T]), update)
+    return reads[n:] + writes[:n], state * from_start[-1] + writes[n:]
