@@ -4,8 +4,8 @@ From Proofs Require Import constants binary32.
 Open Scope R_scope.
 
 (* What the contract charges per key, relative to the row's sum of weights. *)
-Definition flushed_weight := 4 * bpow radix2 (contract_BIAS_Z + 2) * smallest_normal.
-Definition flushed_products := 8 * bpow radix2 (contract_BIAS_Z + 2) * smallest_normal.
+Definition flushed_weight := 8 * bpow radix2 (contract_BIAS_Z + 2) * smallest_normal.
+Definition flushed_products := 16 * bpow radix2 (contract_BIAS_Z + 2) * smallest_normal.
 
 (* The exact sum of weights, given the computed one: at least half the floor, while beta is at most 1 - 2**-8 and
    what is flushed from l is no more than a 2**-9th of the floor. *)
@@ -28,12 +28,12 @@ assert (B : w * / 2 <= w * (1 - exp2_relative)) by (apply Rmult_le_compat_l; lra
 apply Rabs_le. lra.
 Qed.
 
-(* Per key: a weight (2 omega) against flushed_weight; a product, a partial sum and a rescaling of it (3 omega)
+(* Per key, twice over, since later roundings magnify it: a weight (2 omega) against flushed_weight; a product, a partial sum and a rescaling of it (3 omega)
    against flushed_products; over the smallest sum that a checked row or a replay can have.  And MAX_KEYS flushed
    weights stay a 2**-8th of a row. *)
 Theorem flushed_weights_are_negligible : forall W, SUM_FLOOR / 2 <= W ->
-  2 * smallest_normal / W <= flushed_weight /\
-  3 * smallest_normal / W <= flushed_products /\
+  2 * (2 * smallest_normal / W) <= flushed_weight /\
+  2 * (3 * smallest_normal / W) <= flushed_products /\
   MAX_KEYS * flushed_weight <= / 256 /\
   contract_BIAS = BIAS.
 Proof.
@@ -44,9 +44,11 @@ assert (S : 0 < smallest_normal) by (unfold smallest_normal; lra).
 assert (E : bpow radix2 (contract_BIAS_Z + 2) = IZR (2 ^ (contract_BIAS_Z + 2))) by reflexivity.
 unfold flushed_weight, flushed_products. rewrite E. unfold contract_BIAS_Z.
 split; [|split; [|split]].
-- apply Rle_trans with (2 * smallest_normal * / (SUM_FLOOR / 2)). apply Rmult_le_compat_l; lra.
+- apply Rle_trans with (2 * (2 * smallest_normal * / (SUM_FLOOR / 2))).
+  apply Rmult_le_compat_l; [lra|]. apply Rmult_le_compat_l; lra.
   unfold SUM_FLOOR, smallest_normal. simpl. lra.
-- apply Rle_trans with (3 * smallest_normal * / (SUM_FLOOR / 2)). apply Rmult_le_compat_l; lra.
+- apply Rle_trans with (2 * (3 * smallest_normal * / (SUM_FLOOR / 2))).
+  apply Rmult_le_compat_l; [lra|]. apply Rmult_le_compat_l; lra.
   unfold SUM_FLOOR, smallest_normal. simpl. lra.
 - unfold MAX_KEYS, smallest_normal. simpl. lra.
 - reflexivity.

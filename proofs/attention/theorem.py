@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TESTS = "verify/tests/proofs/test_proofs_assumptions.py"
 _UNIT = BF16.unit_roundoff
-_LONGEST_FLUSHED = 2**22
+_LONGEST_FLUSHED = 2**27
 """Keys up to which the contract's charge for flushing covers what later roundings may make of it."""
 
 
@@ -80,7 +80,7 @@ def attention_bound() -> str:
     Coq has the theorem (attention_bound.v, on sums in any order from summation_error.v).  Here the inequality is tried
     on rows in exact arithmetic with errors as large as they may be, and the contract's charges are compared with the
     theorem's: its Gamma counts more roundings (`contract_constants`), and its charge for flushing covers
-    F (1 + Gamma) / W while beta <= 2/5, W being at least SUM_FLOOR / (1 + beta).
+    F (1 + Gamma) / W while beta <= 1, W being at least SUM_FLOOR / (1 + beta); beyond that the bound is infinite.
     """
     closest = Fraction(0)
     for row in _rows():
@@ -90,7 +90,7 @@ def attention_bound() -> str:
             f"a row of {len(row.keys)} keys errs by {float(error):.6g}, more than {float(allowed):.6g}",
         )
         closest = max(closest, error / allowed) if allowed else closest
-    beta = Fraction(2, 5)
+    beta = Fraction(1)
     for model in devices.MODELS.values():
         charged = _flushed_weight(model)
         least = Fraction(budget.SUM_FLOOR) / (1 + beta)
@@ -154,7 +154,7 @@ def convex_bound() -> str:
 
     The contract's skew, (1 + 2**-8)(1 + Gamma)**2 - 1, covers g / f - 1 in both directions for every length up to
     MAX_KEYS.  Its charge for flushing covers what is lost in products and sums, later roundings included, for rows of
-    up to 2**22 keys.  Coq has the theorem (convex_bound.v).
+    up to 2**27 keys.  Coq has the theorem (convex_bound.v).
     """
     for row in _rows():
         error, allowed = _convex(row)

@@ -237,7 +237,10 @@ class _Build:
         """Run coqc; a string is a failure, in one line."""
         command = ["coqc", "-q", *self._paths(name, scratch), str(scratch / file)]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_SECONDS_PER_FILE)
+            # In the scratch directory: Coq leaves caches of its tactics where it runs.
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=_SECONDS_PER_FILE, cwd=scratch
+            )
         except subprocess.TimeoutExpired:
             return f"no proof within {_SECONDS_PER_FILE} s"
         return _first_error(done.stderr, self.known[name].text) if done.returncode else done

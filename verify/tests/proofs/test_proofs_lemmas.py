@@ -72,7 +72,7 @@ UNSAFE = [
     (contract, "EVALUATION_SLACK", 1.0, "contract_constants"),
     (budget, "SUM_FLOOR", 2.0**-36, "attention_bound"),
     (contract, "BIAS", 31, "attention_bound"),
-    (contract, "BIAS", 30, "convex_bound"),
+    (contract, "BIAS", 29, "convex_bound"),
     (rotary, "FP32_UNIT", 2.0**-25, "rotary_phase"),
     (rotary, "RECIPROCAL_OF_POWER", 2.0**-24, "rotary_phase"),
     (devices, "BF16_UNIT_ROUNDOFF", 2.0**-9, "bf16_rounding_unit"),
