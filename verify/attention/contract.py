@@ -198,7 +198,7 @@ class _Rows:
 
     @property
     def summing(self) -> np.ndarray:
-        """Relative error of a sum over the row in any order: n keys, 128 lanes added up, two products to spare."""
+        """Relative error of a sum over the row in any order: n keys, up to 128 partial sums, two products to spare."""
         u = max(self.device.unit_roundoff, self.device.dot_unit_roundoff)
         return np.asarray(gamma(self.counts + 130.0, u))
 

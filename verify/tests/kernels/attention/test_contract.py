@@ -42,7 +42,7 @@ def test_result_within_contract(case: AttentionCase) -> None:
     assert not (expected.must_not & (replays > 0)).any(), "a block was replayed without need"
 
 
-ONLINE_CASES = [case for family in FAMILIES for case in FAMILIES[family] if case.config == adversarial.CONFIG][::3]
+ONLINE_CASES = [case for family in FAMILIES for case in FAMILIES[family] if case.config == adversarial.CONFIG][::5]
 
 
 @pytest.mark.parametrize("case", ONLINE_CASES, ids=lambda case: case.name)
@@ -120,11 +120,9 @@ TPU_INTERPRETER_CASES = (
     "causal-300x129",
     "random-heads-6-2",
     "window-jump",
-    "window-no-key-at-all",
     "sink-jump",
     "segments-jump",
     "segments-window-sinks-softcap",
-    "values-narrower",
 )
 
 
