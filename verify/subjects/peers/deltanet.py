@@ -51,9 +51,12 @@ WIDTH = 128
 
 def make_environment(directory: Path) -> None:
     """An environment with deltanet-tpu and the JAX that it needs, beside the suite's own."""
+    directory = directory.resolve()
     subprocess.run(["uv", "venv", "--quiet", "--python", sys.executable, str(directory)], check=True)  # noqa: S607
-    python = str(directory / "bin" / "python")
-    subprocess.run(["uv", "pip", "install", "--quiet", "--python", python, *REQUIREMENTS], check=True)  # noqa: S607
+    install = ["uv", "pip", "install", "--quiet", "--python", str(directory / "bin" / "python"), *REQUIREMENTS]
+    # Outside the checkout: uv would hold the environment to this project's pins, of which JAX's are too new for it.
+    with tempfile.TemporaryDirectory() as elsewhere:
+        subprocess.run(install, check=True, cwd=elsewhere)
 
 
 def widened(problem: DeltaRuleProblem) -> DeltaRuleProblem:
