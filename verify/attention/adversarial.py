@@ -102,6 +102,8 @@ def jumps() -> list[AttentionCase]:
         "limit-1ulp": float(np.nextafter(limit, np.float32(0))),
         "limit": float(limit),
         "limit+1ulp": float(np.nextafter(limit, np.float32(np.inf))),
+        # Certainly above the limit of a partial sum, below that of the denominator: refused between blocks alone.
+        "between-the-limits": FLYWHEEL_LIMIT + 3.0,
         "article-tau": ARTICLE_TAU_NATS / math.log(2.0),
     }
     sizes = around | {f"{nats:g}-nats": nats / math.log(2.0) for nats in JUMPS_NATS}
