@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 LANES: Final = 128
-"""Lanes of a vector register: a row's denominator is kept as 128 partial sums and reduced once per query block."""
+"""Lanes of a vector register: the grid of queries, and more partial sums than a row's denominator is kept as (8, one per
+sublane), so that the lemmas hold for either orientation."""
 
 BIAS: Final = 32
 """log2 units.  The weight at the anchor is 2**-BIAS, not 1: with up to MAX_KEYS keys at the running maximum and any
@@ -19,7 +20,7 @@ MAX_KEYS: Final = 2**30
 """Longest supported row.  What the lemmas assume of the number of keys, and what `attention` refuses beyond."""
 
 LANE_LIMIT: Final = 2.0**117
-"""The check's limit on each lane's partial sum: below it the whole denominator is at most LANES * LANE_LIMIT = 2**124,
+"""The check's limit on each partial sum: below it the whole denominator is at most LANES * LANE_LIMIT = 2**124,
 so that it is finite and 0.5 / l a normal number, also where a reciprocal errs by a few ulp (lemma
 `checked_sum_has_normal_reciprocal`)."""
 

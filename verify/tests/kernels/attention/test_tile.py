@@ -155,7 +155,9 @@ def test_fragments_equal_one_pass(*, late_bias: bool) -> None:
         total = total * factor + p.sum(axis=0, keepdims=True)
     whole, top, _ = tile.online_weights(s, unset, None, late_bias=late_bias)
     assert (shift == top).all()
-    np.testing.assert_allclose(total, whole.sum(axis=0, keepdims=True), rtol=512 * 2.0**-24)
+    # Each side adds as many non-negative terms as there are keys, in an order of its own.
+    difference = 2 * s.shape[0] * device_model().unit_roundoff
+    np.testing.assert_allclose(total, whole.sum(axis=0, keepdims=True), rtol=difference)
 
 
 def test_late_bias_survives_huge_scores() -> None:
