@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Final
 
 LANES: Final = 128
-"""Lanes of a vector register: the grid of queries, and more partial sums than a row's denominator is kept as (8, one per
-sublane), so that the lemmas hold for either orientation."""
+"""Lanes of a vector register: the grid of queries, and more partial sums than a row's denominator is kept as (8, one
+per sublane), so that the lemmas hold for either orientation."""
 
 BIAS: Final = 32
 """log2 units.  The weight at the anchor is 2**-BIAS, not 1: with up to MAX_KEYS keys at the running maximum and any
