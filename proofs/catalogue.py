@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from proofs import packing
 from proofs.attention import (
     article,
     contract,
@@ -43,6 +44,7 @@ LEMMAS: tuple[Lemma, ...] = (
     article.article_tau,
     rotary.rotary_phase,
     tiles.tile_skipping,
+    packing.packed_rows_written_once,
     inverse.nilpotent_identities,
     inverse.eight_products,
     inverse.level_four_maxima,

@@ -12,12 +12,14 @@ import pytest
 import z3
 
 from proofs import catalogue, constants, smt
+from proofs import packing as packing_lemmas
 from proofs.attention import overflow, rounding, tiles
 from proofs.exact import BF16, FP32, Format, power_of_two
 from proofs.lemma import LemmaRefuted, examine
 
 import jax.numpy as jnp  # isort: skip  after proofs, which configures JAX
 
+from flywheel import packing
 from flywheel.attention import budget, schedule, tile
 from verify import devices
 from verify.attention import contract
@@ -26,6 +28,8 @@ from verify.rotary import contract as rotary
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from jax import Array
 
 ROOT = Path(__file__).parents[3]
 _FRAGMENT, _KIND, _VISITED = schedule.Schedule._fragment, schedule.Schedule.kind, schedule.Schedule.visited
@@ -180,6 +184,36 @@ def test_faulty_schedule_is_refuted(
         monkeypatch.setattr(tiles, "_kinds_are_right", int)
         monkeypatch.setattr(tiles, "_fragments_are_right", int)
     assert not examine(BY_NAME["tile_skipping"]).holds
+
+
+@pytest.mark.parametrize(
+    ("field", "broken"),
+    [
+        ("carried", lambda blocks: jnp.maximum(blocks.carried - 1, 0)),
+        ("stop", lambda blocks: jnp.maximum(blocks.stop - 1, 0)),
+        ("group", lambda blocks: blocks.group + 1),
+        ("groups", lambda blocks: jnp.maximum(blocks.groups - 1, 1)),
+    ],
+)
+def test_faulty_windows_are_refuted(
+    monkeypatch: pytest.MonkeyPatch, field: str, broken: Callable[[packing.Blocks], Array]
+) -> None:
+    """Windows that carry a row too few, end early, lie one group off or leave out a group are refuted."""
+    sound = packing.Packing.blocks
+
+    def faulty(self: packing.Packing, starts: Array) -> packing.Blocks:
+        blocks = sound(self, starts)
+        return blocks._replace(**{field: broken(blocks)})
+
+    monkeypatch.setattr(packing.Packing, "blocks", faulty)
+    assert not examine(BY_NAME["packed_rows_written_once"]).holds
+
+
+def test_faulty_pieces_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies that leave out a window's last group are refuted."""
+    sound = packing.pieces
+    monkeypatch.setattr(packing_lemmas, "pieces", lambda groups, most: sound(max(groups - 1, 0), most))
+    assert not examine(BY_NAME["packed_rows_written_once"]).holds
 
 
 def test_faulty_measure_of_an_inverse_is_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
