@@ -11,6 +11,7 @@ from flywheel.attention import (
     attention,
     rotary_tables,
 )
+from flywheel.ragged import RaggedConfig, RaggedDiagnostics, RaggedOutput, ragged_attention
 
 __version__ = "0.1.0"
 
@@ -18,9 +19,13 @@ __all__ = [
     "AttentionConfig",
     "AttentionDiagnostics",
     "AttentionOutput",
+    "RaggedConfig",
+    "RaggedDiagnostics",
+    "RaggedOutput",
     "Rotary",
     "RotaryTables",
     "Softmax",
     "attention",
+    "ragged_attention",
     "rotary_tables",
 ]

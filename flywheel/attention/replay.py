@@ -22,8 +22,6 @@ from flywheel.attention.spec import FIRST_BLOCK, Site, band_mask, key_ids_on_sub
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from jax import Array
-
 
 def replay(site: Site) -> None:
     """Every visited key of one query block, fragment by fragment; writes the block's results."""
@@ -129,7 +127,7 @@ def _fragment(site: Site, key0: Any) -> None:  # noqa: ANN401
             visible &= key_ids_on_sublanes(refs.k_ids_stage[...], count) == refs.q_ids[0, :, queries]
             refs.seen[:, queries] += tile.partial_sums(jnp.where(visible, 1.0, 0.0))
         if spec.return_max_logit:
-            refs.maxima[:, queries] = _maxima_with_nan(refs.maxima[:, queries], tile.hide(s, visible))
+            refs.maxima[:, queries] = tile.maxima_with_nan(refs.maxima[:, queries], tile.hide(s, visible))
         p, running_max, factor = tile.online_weights(s, refs.anchor[:1, queries], visible, late_bias=True)
         refs.anchor[:, queries] = on_sublanes(running_max)
         refs.sums[:, queries] = refs.sums[:, queries] * factor + tile.partial_sums(p)
@@ -140,10 +138,3 @@ def _fragment(site: Site, key0: Any) -> None:  # noqa: ANN401
             refs.marks[:, queries] = refs.marks[:, queries] | tile.nonfinite_marks(s, visible, v, is_key)
 
     _over_queries(site, body)
-
-
-def _maxima_with_nan(maxima: Array, s: Array) -> Array:
-    """Running maxima of each sublane that keep a NaN."""
-    nan = tile.partial_sums(jnp.where(s != s, 1.0, 0.0)) > 0.0  # noqa: PLR0124  true exactly for NaN
-    larger = jnp.maximum(maxima, tile.partial_maxima(s))
-    return jnp.where(nan | (maxima != maxima), jnp.nan, larger)  # noqa: PLR0124

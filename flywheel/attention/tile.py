@@ -106,6 +106,13 @@ def partial_maxima(s: Float32[Array, "F C"]) -> Float32[Array, "S C"]:
     return jnp.max(_by_tiles(s), axis=0)
 
 
+def maxima_with_nan(maxima: Float32[Array, "S C"], s: Float32[Array, "F C"]) -> Float32[Array, "S C"]:
+    """The larger of running maxima and those of each sublane; a NaN in either stays."""
+    nan = partial_sums(jnp.where(s != s, 1.0, 0.0)) > 0.0  # noqa: PLR0124  true exactly for NaN
+    larger = jnp.maximum(maxima, partial_maxima(s))
+    return jnp.where(nan | (maxima != maxima), jnp.nan, larger)  # noqa: PLR0124
+
+
 def largest_or_nan(x: Float32[Array, "*shape"], axis: int) -> Float32[Array, "*reduced"]:
     """The maximum along an axis, NaN if there is one: a maximum alone may lose it, on a TPU and in XLA."""
     nan = jnp.max(jnp.where(x != x, 1.0, 0.0), axis=axis, keepdims=True) > 0.0  # noqa: PLR0124  true exactly for NaN

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float32, Int32
 
     from verify.attention.problem import AttentionProblem
+    from verify.attention.ragged import RaggedProblem
 
 FLYWHEEL = "flywheel.attention"
 
@@ -93,3 +94,48 @@ def run_flywheel(
     replays, anchor, l = (np.asarray(x) for x in result.diagnostics)  # noqa: E741
     out, lse, max_logit = (np.asarray(x) for x in (result.out, result.lse, result.max_logit))
     return SubjectResult(out, lse, replays, anchor, l, max_logit)
+
+
+def run_ragged(
+    problem: RaggedProblem,
+    *,
+    block: int | None = None,
+    short: int | None = None,
+    softmax: flywheel.Softmax = "static",
+    batch_invariant: bool = False,
+    interpret: bool | pltpu.InterpretParams = True,
+) -> SubjectResult:
+    """Run `flywheel.ragged_attention` with LSE, maximum logits and diagnostics.
+
+    Args:
+        problem: the batch; results come in its packed layout, padding cut off (`RaggedProblem.pack`).
+        block: as in `flywheel.RaggedConfig`.
+        short: likewise.
+        softmax: with a static anchor or rescaling throughout.
+        batch_invariant: bitwise the same wherever a sequence lies.
+        interpret: Pallas' interpret mode.
+    """
+    result = flywheel.ragged_attention(
+        jnp.asarray(problem.q),
+        jnp.asarray(problem.k),
+        jnp.asarray(problem.v),
+        jnp.asarray(problem.cu_seqlens_q, jnp.int32),
+        jnp.asarray(problem.cu_seqlens_k, jnp.int32),
+        causal=problem.causal,
+        scale=problem.scale,
+        window=problem.window,
+        softcap=problem.softcap,
+        sinks=None if problem.sinks is None else jnp.asarray(problem.sinks),
+        softmax=softmax,
+        batch_invariant=batch_invariant,
+        return_lse=True,
+        return_max_logit=True,
+        return_diagnostics=True,
+        config=flywheel.RaggedConfig(block, short),
+        interpret=interpret,
+    )
+    assert isinstance(result, flywheel.RaggedOutput)  # noqa: S101  more than the output was asked for
+    assert result.diagnostics is not None  # noqa: S101
+    replays, anchor, l = (np.asarray(x) for x in result.diagnostics)  # noqa: E741
+    packed = [problem.pack(np.asarray(x)) for x in (result.out, result.lse, anchor, l)]
+    return SubjectResult(packed[0], packed[1], replays[None], packed[2], packed[3], np.asarray(result.max_logit)[None])
