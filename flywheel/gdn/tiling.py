@@ -1,0 +1,16 @@
+"""How many heads a step takes, and the VMEM of a call."""
+
+from __future__ import annotations
+
+VMEM_LIMIT = 56 * 2**20
+"""Bytes that a call may take: the smallest supported core (v7x) has 64 MiB, of which the compiler needs some itself."""
+
+MOST_VALUES = 12
+"""Value heads of a step: chains enough to fill each other's waits, and few steps; more would spill more."""
+
+
+def group_of(n_kq: int, n_v: int) -> int:
+    """Query/key heads per step: a divisor of n_kq with at most MOST_VALUES value heads, if there is one."""
+    per = n_v // n_kq
+    fitting = [g for g in range(1, n_kq + 1) if n_kq % g == 0 and g * per <= MOST_VALUES]
+    return max(fitting, default=1)

@@ -1,0 +1,154 @@
+"""The tile's maths alone: convolution, activations, gates and one tile of the delta rule, against exact values."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from flywheel.gdn import tile
+from flywheel.gdn.products import Track, interleave, left_operand, lockstep, multiply, right_operand, split
+from verify.gdn import oracle_float64
+from verify.gdn.cases import GdnCase
+from verify.gdn.inverse_steps import PRECISIONS
+from verify.gdn.problem import BF16
+
+U = 2.0**-24
+
+
+def bf16(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    """BF16 numbers as FP32."""
+    return rng.standard_normal(shape).astype(BF16).astype(np.float32)
+
+
+@pytest.mark.parametrize("width", [2, 3, 4, 8])
+def test_both_convolutions_err_by_their_sums_alone(width: int) -> None:
+    """On the vector unit and on the matrix unit, products of BF16 numbers are exact: gamma of the sum is all."""
+    rng = np.random.default_rng(width)
+    before, chunk, taps = bf16(rng, 64, 256), bf16(rng, 64, 256), bf16(rng, width, 256)
+    bias = bf16(rng, 1, 256)
+    rows = np.concatenate([before, chunk]).astype(np.float64)
+    terms = [rows[64 - age : 128 - age] * taps[width - 1 - age] for age in range(width)]
+    exact, size = sum(terms) + bias, sum(np.abs(t) for t in terms) + np.abs(bias)
+    vector = tile.convolve(lambda age: jnp.asarray(rows[64 - age : 128 - age], jnp.float32), taps, bias)
+    products = tile.convolve_by_products(*(jnp.asarray(x) for x in (chunk, before, taps, bias)))
+    for found in (vector, products):
+        room = (np.expm1((2 * width + 1) * U)) * size
+        assert (np.abs(np.asarray(found, np.float64) - exact) <= room).all()
+
+
+def test_selector_picks_one_row_per_tap() -> None:
+    """The selector is constant, 0/1, with one 1 per row and tap."""
+    pick = np.asarray(tile.selector(4)).reshape(64, 4, 64)
+    assert set(np.unique(pick)) == {0.0, 1.0}
+    assert (pick.sum(axis=2) == 1.0).all()
+
+
+def test_three_pieces_are_exact() -> None:
+    """Every FP32 log-decay of normal size is the sum of its three BF16 pieces."""
+    rng = np.random.default_rng(0)
+    g = (-np.exp(rng.uniform(-20, 5, (3, 128)))).astype(np.float32)
+    words = tile.gates(jnp.ones((3, 128)), jnp.asarray(g)).words
+    pieces = [(np.asarray(w).astype(np.uint32) & 0xFFFF0000).view(np.float32).astype(np.float64) for w in words]
+    halves = [(np.asarray(w).astype(np.uint32) << 16).view(np.float32) for w in words]
+    assert np.array_equal(sum(pieces), np.maximum(g, tile.LEAST_LOG_DECAY).astype(np.float64))
+    assert all(np.array_equal(a, b) for a, b in zip(pieces, halves, strict=True))
+
+
+@pytest.mark.parametrize("reset", [-np.inf, -1e30, -700.0])
+def test_a_reset_leaves_its_neighbours_their_digits(reset: float) -> None:
+    """Segments that contain a reset vanish; all others are sums of their own terms, to FP32's rounding of these."""
+    rng = np.random.default_rng(1)
+    g = -(10.0 ** rng.uniform(-8, 0, (1, 128))).astype(np.float32)
+    g[0, [20, 100]] = reset
+    found = tile.gates(jnp.ones((1, 128)), jnp.asarray(g))
+    rows = jax.jit(tile.segment_rows)(found.words, tile.up_to_row())
+    sums = np.asarray(multiply(rows, tile.segment_weights()), np.float64)
+    for c in range(2):
+        own = np.maximum(g[0, 64 * c : 64 * c + 64].astype(np.float64), tile.LEAST_LOG_DECAY)
+        i, j = np.indices((64, 64))
+        total = np.concatenate([[0.0], np.cumsum(own)])
+        exact = np.where(i >= j, total[i + 1] - total[j + 1], 0.0)
+        plain = np.where((i >= j), np.isfinite(own).all(), True)
+        got = sums[:, 64 * c : 64 * c + 64]
+        size = np.where(i >= j, np.abs(exact), 0.0)
+        # total itself errs by 2^-53 of up to 400
+        assert (np.abs(got - exact)[plain] <= (np.expm1(194 * U) * size + 2.0**-42)[plain]).all()
+        assert not got[i < j].any()
+        hit = (i >= 20 + 16 * c) & (j < 20 + 16 * c)
+        assert not np.exp(got[hit].astype(np.float32)).any()
+    assert np.isfinite(np.asarray(found.from_start)).all()
+
+
+def test_log_decay_at_its_ends() -> None:
+    """A large a_log with a small softplus does not overflow; infinite logits give decays of exactly 1 and 0."""
+    a = jnp.asarray([[-120.0, -jnp.inf, jnp.inf, 0.0, -20.0]], jnp.float32)
+    g = np.asarray(tile.log_decay(a, jnp.full((1, 5), 100.0), jnp.zeros((1, 5))), np.float64)[0]
+    assert abs(g[0] + np.exp(-20.0)) <= 1e-5 * np.exp(-20.0)
+    assert g[1] == 0.0
+    assert g[2] == -np.inf
+    small = np.asarray(tile.log_decay(a, jnp.zeros((1, 5)), jnp.zeros((1, 5))), np.float64)[0]
+    assert abs(small[3] + np.log(2.0)) <= 4 * U
+    assert abs(small[4] + np.log1p(np.exp(-20.0))) <= 64 * U * np.exp(-20.0)
+
+
+def test_norm_of_zero_and_epsilon() -> None:
+    """The zero vector stays zero without an epsilon; an epsilon stands on the sum, inside the root."""
+    assert not np.asarray(tile.l2norm(jnp.zeros((8, 128)), 0.0)).any()
+    found = np.asarray(tile.l2norm(jnp.full((8, 128), 1e-4), 1e-6))
+    assert np.allclose(found, 1e-4 / np.sqrt(128e-8 + 1e-6), rtol=16 * U, atol=0.0)
+
+
+def test_silu_of_twice() -> None:
+    """silu, with an absolute error on the left."""
+    y = np.linspace(-30, 30, 4001).astype(np.float32)
+    exact = y / (1 + np.exp(-y.astype(np.float64)))
+    found = np.asarray(tile.silu_of_twice(jnp.asarray(0.5 * y)), np.float64)
+    assert (np.abs(found - exact) <= (64 * U) * np.abs(y) / 2 + 2.0**-126).all()
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("keys", "beta", "decay"), [("random", "up to 1", "mild"), ("identical", "1", "0")])
+def test_one_tile_of_the_delta_rule(precision: str, keys: str, beta: str, decay: str) -> None:
+    """Outputs and state of 128 tokens; with hi/lo products the state is within 1e-4, relative Frobenius."""
+    problem = GdnCase(keys, beta, decay, seed=1, lengths=(128,), heads=(1, 1, 128, 128)).rule()
+    assert problem.g is not None
+    exact = oracle_float64.gdn_chunked(problem)
+    inputs = (problem.q[:, 0].astype(np.float32) * problem.scale, problem.k[:, 0], problem.v[:, 0])
+    out, state = tile.delta_rule_tile(
+        *(jnp.asarray(x, jnp.float32) for x in inputs),
+        *(jnp.asarray(x[:, 0]) for x in (problem.beta, problem.g)),
+        jnp.asarray(problem.state[0, 0]),
+        precision=precision,  # type: ignore[arg-type]
+    )
+    most = 1e-4 if precision == "bf16x3" else 3e-2
+    for found, want in ((out, exact.out[:, 0]), (state, exact.state[0, 0])):
+        assert np.linalg.norm(np.asarray(found, np.float64) - want) <= most * np.linalg.norm(want)
+
+
+def test_hi_lo_operands() -> None:
+    """hi + lo holds 16 bits, and a product of operands leaves out lo x lo alone."""
+    rng = np.random.default_rng(2)
+    x, y = (rng.standard_normal((16, 16)).astype(np.float32) for _ in range(2))
+    high, low = (np.asarray(part, np.float64) for part in split(jnp.asarray(x)))
+    assert (np.abs(high + low - x) <= 2.0**-17 * np.abs(x)).all()
+    found = np.asarray(multiply(left_operand(jnp.asarray(x), "bf16x3"), right_operand(jnp.asarray(y), "bf16x3")))
+    assert (np.abs(found - x.astype(np.float64) @ y) <= 2.0**-15 * (np.abs(x) @ np.abs(y))).all()
+
+
+def test_emission_order() -> None:
+    """Tracks give all their pieces, spread evenly over their rounds, and chains in lockstep alternate."""
+    seen: list[str] = []
+
+    def chain(name: str, pieces: int) -> object:
+        for _ in range(pieces):
+            seen.append(name)
+            yield
+        return name
+
+    interleave([Track([chain("a", 4)], 4, 0, 3), Track([chain("b", 2)], 2, 2, 3), Track([chain("c", 3)], 1, 0, 0)])  # type: ignore[list-item]
+    assert seen == ["a", "c", "a", "a", "b", "a", "b", "c", "c"]
+    seen.clear()
+    assert lockstep([chain("x", 2), chain("y", 1)]) == ["x", "y"]  # type: ignore[list-item]
+    assert seen == ["x", "y", "x"]
