@@ -13,7 +13,6 @@ from rich.console import Console
 
 from verify.compiled import calibration, checks, published
 from verify.compiled import compare as comparison
-from verify.compiled.cases import CASES
 from verify.compiled.compile import CompileError, Job, cache_directory, clear_cache, compile_many
 from verify.compiled.generations import GENERATIONS
 from verify.compiled.progress import progress
@@ -62,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     report.add_argument("--fresh", action="store_true", help="compile even if the cache has it")
     _compiler_options(report)
     check = commands.add_parser("check", help="check the public configurations of this project's kernels")
-    check.add_argument("--case", dest="cases", nargs="+", choices=list(CASES), default=list(CASES))
+    check.add_argument("--case", dest="cases", nargs="+", choices=list(checks.PUBLIC), default=list(checks.PUBLIC))
     check.add_argument(
         "--renew", action="store_true", help="commit what is found as budgets, and as the baseline of this libtpu"
     )
@@ -146,7 +145,7 @@ def _check(options: argparse.Namespace, console: Console) -> int:
                 failed = True
                 rows.append((place, None, [str(result)]))
                 continue
-            one = checks.checked(result, None if options.renew else budgets.get(place), CASES[place[0]].flops)
+            one = checks.checked(result, None if options.renew else budgets.get(place), checks.PUBLIC[place[0]].flops)
             found = [str(finding) for finding in checks.findings(one)]
             failed = failed or bool(found)
             rows.append((place, one.report, found))

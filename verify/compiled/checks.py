@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verify.compiled.cases import CASES
+from verify.compiled.cases_gdn import GDN_CASES
+from verify.compiled.cases_ragged import RAGGED_CASES
 from verify.compiled.compile import Job
 from verify.compiled.generations import generation
 from verify.compiled.hlo import parse_module
@@ -28,7 +30,16 @@ if TYPE_CHECKING:
     from verify.compiled.compile import Artifact
     from verify.compiled.report import KernelReport, Report
 
-CASES_FILE = Path(__file__).with_name("cases.py")
+PUBLIC = {**CASES, **GDN_CASES, **RAGGED_CASES}
+"""Every public configuration by name."""
+
+FACTORIES = {
+    **dict.fromkeys(CASES, "cases.py:attention"),
+    **dict.fromkeys(GDN_CASES, "cases_gdn.py:gdn"),
+    **dict.fromkeys(RAGGED_CASES, "cases_ragged.py:ragged"),
+}
+"""Where each one's factory stands, beside this file."""
+
 BUDGETS_FILE = Path(__file__).with_name("data") / "budgets.json"
 FORMAT = "flywheel-budgets/1"
 
@@ -92,10 +103,11 @@ class Checked:
 
 def job(case: str, generation_name: str, python: str | None = None) -> Job:
     """The compilation of a public configuration."""
-    if case not in CASES:
-        message = f"case must be one of {', '.join(CASES)}, got {case!r}"
+    if case not in PUBLIC:
+        message = f"case must be one of {', '.join(PUBLIC)}, got {case!r}"
         raise ValueError(message)
-    return Job(Target(f"{CASES_FILE}:attention", options={"case": case}, factory=True), generation_name, python=python)
+    place = Path(__file__).with_name(FACTORIES[case])
+    return Job(Target(str(place), options={"case": case}, factory=True), generation_name, python=python)
 
 
 def checked(artifact: Artifact, budget: Budget | None, flops: float | None = None) -> Checked:

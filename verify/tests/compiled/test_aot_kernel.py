@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from verify.compiled import checks
-from verify.compiled.cases import CASES
 from verify.compiled.compile import Artifact, Job, RefusedError, compile_job
 from verify.compiled.generations import GENERATIONS
 from verify.compiled.target import Target
@@ -31,7 +30,7 @@ no longer does."""
 def parameters() -> list[object]:
     """Every case on every generation; the smoke subset is the main case on each and head_dim 256 on v6e."""
     marked = []
-    for case in CASES:
+    for case in checks.PUBLIC:
         for name in GENERATIONS:
             smoke = [pytest.mark.smoke] if (case, name) in SMOKE_CASES else []
             marked.append(pytest.param(case, name, marks=smoke))
