@@ -20,6 +20,8 @@ from verify.gdn.inverse_levels import Arithmetic, half_spacing
 from verify.gdn.inverse_steps import CHUNK
 from verify.gdn.layout import initial_state, key_head
 from verify.gdn.problem import shapes
+from verify.gdn.steps import SUB_BLOCK
+from verify.rounding import BF16, nearest
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float64
@@ -32,6 +34,8 @@ EVALUATION = 1.0 + 2.0**-20
 """The bound is evaluated in float64, from exact values that err by about 2**-45 (the document's last section)."""
 LARGEST = 2.0**127
 """Sizes beyond it may overflow in FP32: outside the domain."""
+OMEGA_ROOM = 2.0**-126
+"""What flushing an operand costs."""
 NEGLIGIBLE = 2.0**-60
 """Transitions of a smaller norm are merged with the next chunk's (their bounds are added, not dropped)."""
 
@@ -54,14 +58,7 @@ class GdnBound:
 
 
 def contract_bound(problem: Problem, steps: ChunkSteps, device: DeviceModel) -> GdnBound:
-    """Evaluate the contract.
-
-    Raises:
-        ValueError: the problem has gates per channel.
-    """
-    if problem.per_channel:
-        message = "the chunked kernel's contract has one decay per head, got one per channel"
-        raise ValueError(message)
+    """Evaluate the contract."""
     _, n_v, _, d_v = shapes(problem)
     out, state = np.zeros((problem.tokens, n_v, d_v)), np.zeros(problem.state.shape)
     inside_out, inside_state = np.ones((problem.tokens, n_v), dtype=bool), np.ones(problem.state.shape[:2], dtype=bool)
@@ -97,33 +94,35 @@ class _Rows:
 
 @dataclasses.dataclass
 class _Carried:
-    """The error of the state: what earlier chunks added, each with the exact transition from there to here.
+    """The error of the state: what earlier chunks added, each with the exact map from there to here.
+
+    A chunk adds k^T delta for the errors delta of its updates, and more: it is kept as two maps, `[d_k, n]` to what
+    bounds |delta| and `[d_k, d_k]` to the rest, so that k meets every later factor before absolute values are taken.
 
     Attributes:
-        transitions: per chunk `[d_k, d_k]`.
-        added: per chunk what it added, `[d_k, d_v]`.
+        maps: per addition.
+        added: per addition its bound, `[n, d_v]` or `[d_k, d_v]`.
     """
 
-    transitions: list[np.ndarray]
+    maps: list[np.ndarray]
     added: list[np.ndarray]
 
     def through(self, left: np.ndarray, lanes: int) -> np.ndarray:
         """A bound of |left E| for the state's error E; by absolute values or by Euclidean norms, whichever is less."""
         total = np.zeros((len(left), lanes))
-        for transition, added in zip(self.transitions, self.added, strict=True):
-            factor = left @ transition
+        for each, added in zip(self.maps, self.added, strict=True):
+            factor = left @ each
             total += np.minimum(np.abs(factor) @ added, norms(factor, 1)[:, None] * norms(added, 0))
         return total
 
-    def advance(self, transition: np.ndarray, added: np.ndarray) -> None:
+    def advance(self, transition: np.ndarray, added: list[tuple[np.ndarray, np.ndarray]]) -> None:
         """Go through one chunk, which adds to the state's error."""
-        self.transitions = [transition @ x for x in self.transitions]
-        small = [n for n, x in enumerate(self.transitions) if np.abs(x).sum() < NEGLIGIBLE]
-        merged = sum((np.abs(self.transitions[n]) @ self.added[n] for n in small), np.zeros_like(added))
-        self.transitions = [x for n, x in enumerate(self.transitions) if n not in small]
-        self.added = [x for n, x in enumerate(self.added) if n not in small]
-        self.transitions.append(np.eye(len(transition)))
-        self.added.append(added + merged)
+        self.maps = [transition @ x for x in self.maps]
+        small = [n for n, x in enumerate(self.maps) if np.abs(x).sum() < NEGLIGIBLE]
+        merged = sum((np.abs(self.maps[n]) @ self.added[n] for n in small), np.zeros(added[-1][1].shape))
+        self.maps = [x for n, x in enumerate(self.maps) if n not in small] + [x for x, _ in added]
+        self.added = [x for n, x in enumerate(self.added) if n not in small] + [x for _, x in added]
+        self.added[-1] = self.added[-1] + merged
 
 
 def _head(
@@ -166,6 +165,18 @@ def _of(x: Approx, part: slice, head: int) -> Approx:
     return Approx(x.value[part, head], x.error[part, head])
 
 
+def _rows(x: Approx, part: slice) -> Approx:
+    return Approx(x.value[part], x.error[part])
+
+
+def _lane(x: Approx) -> Approx:
+    return Approx(x.value[:, :, 0], x.error[:, :, 0])
+
+
+def _transposed(x: Approx) -> Approx:
+    return Approx(x.value.T, x.error.T)
+
+
 class _Chunk:
     """Sections 4 to 6 of the document, for one chunk: exact matrices, and what each rounding site does."""
 
@@ -182,14 +193,27 @@ class _Chunk:
 
     def _product(self, left: Approx, right: Approx) -> Approx:
         """A matrix product of FP32 values that are known up to errors: operands rounded, FP32 sums."""
-        most_left, most_right = (self._entering(x) for x in (left, right))
-        size_left, size_right = np.abs(left.value), np.abs(right.value)
-        error = most_left.error @ (size_right + most_right.error) + size_left @ most_right.error
-        error = error + self.arithmetic.accumulated(size_left + most_left.error, size_right + most_right.error)
-        return Approx(left.value @ right.value, error)
+        a, b = self._operand(left), self._operand(right)
+        exact = left.value @ right.value
+        error = np.abs(a.value @ b.value - exact) + a.error @ (np.abs(b.value) + b.error) + np.abs(a.value) @ b.error
+        error = error + self.arithmetic.accumulated(np.abs(a.value) + a.error, np.abs(b.value) + b.error)
+        return Approx(exact, error)
+
+    def _operand(self, x: Approx) -> Approx:
+        """What enters a product, itself: with known roundings mostly one number, to which both ends of x round."""
+        if self.steps.precision != "bf16" or self.steps.operands != "known":
+            return self._entering(x)
+        with np.errstate(invalid="ignore", over="ignore"):
+            room = x.error * (1.0 + 2.0**-40)
+            low, high = nearest(x.value - room, BF16), nearest(x.value + room, BF16)
+            middle = 0.5 * low + 0.5 * high
+            rest = 0.5 * (high - low)
+        rest = rest + np.where((np.abs(middle) - rest < self.device.smallest_normal) & (middle != 0.0), OMEGA_ROOM, 0.0)
+        unknown = ~np.isfinite(middle) | ~np.isfinite(rest)
+        return Approx(np.where(unknown, x.value, middle), np.where(unknown, np.inf, rest))
 
     def _entering(self, x: Approx) -> Approx:
-        """The same as an operand."""
+        """The same about x: its error and the rounding together."""
         return Approx(x.value, x.error + self.arithmetic.rounded(np.abs(x.value) + x.error))
 
     def _times(self, x: Approx, factor: Approx) -> Approx:
@@ -199,22 +223,50 @@ class _Chunk:
         return Approx(value, error + self.unit * (np.abs(value) + error) + self.device.smallest_normal)
 
     def _pairs(self) -> None:
-        """A = k k^T, P = q k^T, D, exp(G), exp(G_C - G), L."""
+        """A, P, exp(G), exp(G_C - G), L; the decays are one per head, or one per channel of the key."""
         rows, n = self.rows, self.n
         decay = segments(self._segment_errors())
-        d = Approx(decay.value[:, :, 0], self._exponential(decay)[:, :, 0])
-        self.d = Approx(d.value[:, 1:], d.error[:, 1:])
-        self.from_start = Approx(d.value[:, :1], d.error[:, :1])
-        self.to_end = Approx(self.d.value[-1][:, None], self.d.error[-1][:, None])
-        transposed = Approx(rows.k.value.T, rows.k.error.T)
-        beta = Approx(rows.beta.value[:, None], rows.beta.error[:, None])
-        lower = self._times(self._times(self._product(rows.k, transposed), self.d), beta)
-        below = np.tril(np.ones((n, n), dtype=bool), -1)
+        decay = Approx(decay.value, self._exponential(decay))
+        self.from_start = Approx(decay.value[:, 0], decay.error[:, 0])
+        self.to_end = Approx(decay.value[-1, 1:], decay.error[-1, 1:])
+        between = Approx(decay.value[:, 1:], decay.error[:, 1:])
+        if rows.g.value.ndim == 1:
+            d, transposed = _lane(between), _transposed(rows.k)
+            a, p = (self._times(self._product(x, transposed), d) for x in (rows.k, rows.q))
+        else:
+            a, p = (self._decayed_pairs(x, between) for x in (rows.k, rows.q))
+        self.beta = Approx(rows.beta.value[:, None], rows.beta.error[:, None])
+        lower = self._times(a, self.beta)
+        below, within = (np.tril(np.ones((n, n), dtype=bool), at) for at in (-1, 0))
         self.lower = Approx(*(np.where(below, x, 0.0) for x in (lower.value, lower.error)))
-        scores = self._times(self._product(rows.q, transposed), self.d)
-        within = np.tril(np.ones((n, n), dtype=bool))
-        self.scores = Approx(*(np.where(within, x, 0.0) for x in (scores.value, scores.error)))
-        self.beta = beta
+        self.scores = Approx(*(np.where(within, x, 0.0) for x in (p.value, p.error)))
+
+    def _decayed_pairs(self, left: Approx, d: Approx) -> Approx:
+        """sum_c left_ic D_ijc k_jc for j up to i: FP32 in sub-blocks on the diagonal, products below them."""
+        n, keys = self.n, self.rows.k
+        size = SUB_BLOCK if self.steps.channels == "blocks" else n
+        value, error = np.zeros((n, n)), np.zeros((n, n))
+        for start in range(0, n, size):
+            part = slice(start, min(start + size, n))
+            found = self._sums(_rows(left, part), _rows(keys, part), Approx(d.value[part, part], d.error[part, part]))
+            value[part, part], error[part, part] = found.value, found.error
+            if start:
+                rows = self._times(_rows(left, part), Approx(d.value[part, start], d.error[part, start]))
+                before = slice(0, start)
+                columns = self._times(_rows(keys, before), Approx(d.value[start, before], d.error[start, before]))
+                found = self._product(rows, _transposed(columns))
+                value[part, before], error[part, before] = found.value, found.error
+        return Approx(value, error)
+
+    def _sums(self, left: Approx, right: Approx, d: Approx) -> Approx:
+        """sum_c left_ic D_ijc right_jc in FP32: two products a term, and a sum in any order."""
+        size = [np.abs(x.value) for x in (left, d, right)]
+        most = [a + x.error for a, x in zip(size, (left, d, right), strict=True)]
+        whole, exact = (np.einsum("ic,ijc,jc->ij", *each, optimize=False) for each in (most, size))
+        channels = left.value.shape[1]
+        error = np.maximum(whole - exact, 0.0) + (gamma(channels + 3, self.unit) + 2.0**-45) * whole
+        error = error + np.where(whole > 0.0, 4 * channels * self.device.smallest_normal, 0.0)
+        return Approx(np.einsum("ic,ijc,jc->ij", left.value, d.value, right.value, optimize=False), error)
 
     def _segment_errors(self) -> Approx:
         """Log-decays with the errors that the kernel's sums may add to a segment that ends here."""
@@ -224,7 +276,7 @@ class _Chunk:
         summing = gamma(self.n + 2, self.unit)
         if self.steps.decay == "cumulative":
             # A difference of two sums errs by what both do; charged to every token of a segment once.
-            size = np.full_like(size, np.where(reset, 0.0, np.abs(g.value)).sum() * 2.0)
+            size = np.broadcast_to(size.sum(axis=0) * 2.0, size.shape)
         return Approx(g.value, np.where(reset, 0.0, g.error + summing * size))
 
     def _exponential(self, decay: Approx) -> np.ndarray:
@@ -240,16 +292,27 @@ class _Chunk:
         found = inverse_bound(padded, self.steps.inverse, self.device, lower_error=doubt)
         whole = float64(self.lower.value)
         self.inverse = Approx(whole.value, found.bound[: self.n, : self.n] + whole.error)
+        self.found = found
+
+    def _missed(self, right: np.ndarray) -> np.ndarray:
+        """A bound of |(X^ - X) right| for an exact matrix, X^ as an operand: the inverse's sites meet it first."""
+        padded = np.zeros((CHUNK, right.shape[1]))
+        padded[: self.n] = right
+        return self.found.applied(padded)[: self.n] + self.rounding_x @ np.abs(right)
 
     def _updates(self) -> None:
         """V = X (beta v - beta k exp(G) S): what is not the earlier state's error."""
         rows, state = self.rows, self.state_before
         arithmetic = self.arithmetic
-        right_v = self._entering(self._times(rows.v, self.beta))
-        right_k = self._entering(self._times(rows.k, self._times(self.beta, self.from_start)))
-        ones = np.eye(self.n)
-        off = Approx(self.inverse.value - ones, self.inverse.error)
-        x = Approx(self.inverse.value, self._entering(off).error)  # ones are exact
+        exact_v = self._times(rows.v, self.beta)
+        exact_k = self._times(rows.k, self._times(self.beta, self.from_start))
+        in_v, in_k = self._operand(exact_v), self._operand(exact_k)
+        off_v, off_k = in_v.value - exact_v.value, in_k.value - exact_k.value
+        right_v = Approx(exact_v.value, np.abs(off_v) + in_v.error)
+        right_k = Approx(exact_k.value, np.abs(off_k) + in_k.error)
+        strict = Approx(self.inverse.value - np.eye(self.n), self.inverse.error)
+        x = Approx(self.inverse.value, self._entering(strict).error)  # ones are exact
+        self.rounding_x = arithmetic.rounded(np.abs(strict.value) + strict.error)
         size_x = np.abs(x.value) + x.error
         size_state = np.abs(state)
         moved = self.carried.through(np.eye(len(state)), self.lanes)
@@ -259,16 +322,21 @@ class _Chunk:
         self.entering_state, self.most_state = entering_state, most_state
         exact_right = rows.v.value * self.beta.value - (rows.k.value * self.beta.value * self.from_start.value) @ state
         w = x.value @ right_k.value
-        w_error = x.error @ (np.abs(right_k.value) + right_k.error) + np.abs(x.value) @ right_k.error
+        of_k = np.abs(x.value @ off_k) + np.abs(x.value) @ in_k.error
+        w_error = x.error @ (np.abs(right_k.value) + right_k.error) + of_k
         w_sum = arithmetic.accumulated(size_x, np.abs(right_k.value) + right_k.error)
         w_most = np.abs(w) + w_error + w_sum
         w_round = arithmetic.rounded(w_most)
         v_new = x.value @ exact_right
-        error = x.error @ np.abs(exact_right)
-        error = error + size_x @ (right_v.error + right_k.error @ size_state)
+        error = np.minimum(x.error @ np.abs(exact_right), self._missed(exact_right))
+        off = off_v - off_k @ state
+        error = error + np.abs(x.value @ off) + x.error @ np.abs(off) + size_x @ (in_v.error + in_k.error @ size_state)
         error = error + arithmetic.accumulated(size_x, np.abs(right_v.value) + right_v.error)
         error = error + (w_sum + w_round) @ size_state
-        error = error + (w_most + w_round) @ entering_state + (w_error + w_sum + w_round) @ moved
+        error = error + (w_most + w_round) @ entering_state + (w_sum + w_round) @ moved
+        error = error + of_k @ moved
+        read = np.minimum(np.abs(right_k.value) @ moved, self.carried.through(right_k.value, self.lanes))
+        error = error + x.error @ (read + right_k.error @ moved)
         error = error + arithmetic.accumulated(w_most + w_round, most_state)
         self.w = w
         carried = self.carried.through(w, self.lanes)
@@ -307,12 +375,12 @@ class _Chunk:
         entering = self._entering(keys)
         size = (np.abs(entering.value) + entering.error).T
         kept = Approx(self.from_start.value[-1], self.from_start.error[-1])
-        after = state * kept.value + keys.value.T @ self.v_new.value
-        error = np.abs(keys.value).T @ self.v_new.error + entering.error.T @ self.most_v
+        after = state * kept.value[:, None] + keys.value.T @ self.v_new.value
+        error = entering.error.T @ self.most_v
         error = error + arithmetic.accumulated(size, self.most_v)
-        error = error + kept.error * (np.abs(state) + self.state_error)
-        most = (np.abs(state) + self.state_error) * (kept.value + kept.error) + size @ self.most_v
+        error = error + kept.error[:, None] * (np.abs(state) + self.state_error)
+        most = (np.abs(state) + self.state_error) * (kept.value + kept.error)[:, None] + size @ self.most_v
         error = error + 2 * self.unit * most + self.device.smallest_normal * (most > 0)
-        transition = kept.value * np.eye(len(state)) - keys.value.T @ self.w
-        self.carried.advance(transition, error)
+        transition = kept.value[:, None] * np.eye(len(state)) - keys.value.T @ self.w
+        self.carried.advance(transition, [(keys.value.T, self.v_new.error), (np.eye(len(state)), error)])
         return after

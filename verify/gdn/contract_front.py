@@ -32,7 +32,7 @@ class FrontBound:
         q, k: `[tokens, n_kq, d_k]`; q without the scale.
         v: `[tokens, n_v, d_v]`.
         beta: `[tokens, n_v]`.
-        g: `[tokens, n_v]`, nats.
+        g: `[tokens, n_v]` or `[tokens, n_v, d_k]`, nats.
         unit_keys: the exact keys have norms of at most 1 and beta lies in [0, 2].
         inside: `[tokens, n_kq]`, sums of squares do not overflow.
     """
@@ -52,7 +52,7 @@ def gamma(n: float, u: float) -> float:
 
 
 def front(problem: Problem, sequence: int, steps: ChunkSteps, device: DeviceModel) -> FrontBound:
-    """Everything before the recurrence, for one sequence; gates per channel are the caller's to refuse."""
+    """Everything before the recurrence, for one sequence."""
     exact = rule_inputs(problem, sequence)
     if isinstance(problem, DeltaRuleProblem):
         inside = np.ones(exact.k.value.shape[:2], dtype=bool)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from verify.gdn.float64_stages import gamma
 from verify.gdn.inverse import float64
 from verify.gdn.inverse_levels import Arithmetic, base_level, merge
 from verify.gdn.inverse_steps import LEVELS, InverseSteps, part
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float64
 
     from verify.devices import DeviceModel
+    from verify.gdn.inverse_levels import Level
 
 EVALUATION = 1.0 + 2.0**-30
 """The bound is evaluated in float64: non-negative sums of at most 64 terms, nested some thirty deep."""
@@ -34,6 +36,7 @@ class InverseBound:
         exact_error: of `exact`.
         sites: for each rounding site its part of the bound's first order, carried to the result.
         remainder: what is of higher order.
+        level: the last level, with the sites' factors.
     """
 
     bound: Float64[np.ndarray, "n n"]
@@ -41,6 +44,20 @@ class InverseBound:
     exact_error: Float64[np.ndarray, "n n"]
     sites: dict[str, Float64[np.ndarray, "n n"]]
     remainder: Float64[np.ndarray, "n n"]
+    level: Level
+
+    def applied(self, right: Float64[np.ndarray, "n m"]) -> Float64[np.ndarray, "n m"]:
+        """A bound of |(X - (I + L)^-1) right| for an exact matrix.
+
+        Each site's right factor meets the matrix before absolute values are taken.
+        """
+        size = np.abs(right)
+        total = (self.level.remainder + 4.0 * self.exact_error) @ size
+        for site in self.level.sites.values():
+            factor = site.right(self.level)
+            met = np.abs(factor.value @ right) + (factor.error + gamma(len(right)) * np.abs(factor.value)) @ size
+            total = total + site.left(self.level).size @ (site.error @ met)
+        return np.minimum(np.where(np.isnan(total), np.inf, total) * EVALUATION, self.bound @ size)
 
 
 def inverse_bound(
@@ -78,4 +95,6 @@ def inverse_bound(
                 level = merge(level, part(wide, size), part(given, size), steps, arithmetic)
         bound = np.tril(level.error * EVALUATION + 4.0 * whole.error, -1)
     carried = {name: np.tril(site.carried(level), -1) for name, site in level.sites.items()}
-    return InverseBound(np.where(np.isnan(bound), np.inf, bound), whole.value, whole.error, carried, level.remainder)
+    return InverseBound(
+        np.where(np.isnan(bound), np.inf, bound), whole.value, whole.error, carried, level.remainder, level
+    )

@@ -10,6 +10,10 @@ A sequence goes through in chunks of 64 tokens.  Per chunk and value head, with 
     [O; S] += [tril(P D); (k exp(G_C - G))^T] V,  S decayed by exp(G_C)
 
 Operands of matrix products are BF16 or hi/lo pairs, everything else is FP32.
+
+With one decay per key channel (KDA), A_ij = sum_c k_ic k_jc D_ijc and so is P; exp(G) and exp(G_C - G) have channels.
+In sub-blocks of 16 tokens on the diagonal the sum is FP32, term by term; below them it is a matrix product through the
+first token r of the row's sub-block, sum_c (k_ic D_irc) (k_jc D_rjc), in which no exponent is positive ("blocks").
 """
 
 from __future__ import annotations
@@ -24,14 +28,20 @@ from verify.gdn.layout import convolved_rows, finite, initial_state, key_head, n
 from verify.gdn.problem import BF16, DeltaRuleProblem, GdnProblem, shapes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from verify.gdn.problem import Problem
+
+    Product = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 SILU_FORMS = ("tanh", "sigmoid")
 CONVOLUTIONS = ("exact", "bf16")
 DECAYS = ("segments", "cumulative")
 OUTPUTS = ("bf16", "fp32")
+OPERANDS = ("any", "known")
+CHANNELS = ("blocks", "pairs")
+SUB_BLOCK = 16
+"""Tokens of a sub-block, for decays per channel."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,6 +55,10 @@ class ChunkSteps:
         convolution: "exact": products of taps and inputs are exact (each a hi/lo pair); "bf16": rounded to BF16.
         decay: "segments": each D_ij from its own sum; "cumulative": from differences of G.
         out: format of the output.
+        operands: which numbers are rounded to BF16 before the products of [k; q] and of the inverse: "known": those of
+            the formulas above, k, scaled q, beta v and beta k exp(G); "any": others as large are allowed too, such as
+            beta k in the place of k.  The emulation is "known"; the contract's bound is smaller for it.
+        channels: of decays per channel: "blocks" as above, "pairs": every pair of tokens in FP32.
         snap: the first chunk starts at a multiple of this many rows, at or before the sequence's first token.
     """
 
@@ -54,6 +68,8 @@ class ChunkSteps:
     convolution: str = "exact"
     decay: str = "segments"
     out: str = "bf16"
+    operands: str = "any"
+    channels: str = "blocks"
     snap: int = 1
 
     def __post_init__(self) -> None:
@@ -63,6 +79,8 @@ class ChunkSteps:
             ("convolution", self.convolution, CONVOLUTIONS),
             ("decay", self.decay, DECAYS),
             ("out", self.out, OUTPUTS),
+            ("operands", self.operands, OPERANDS),
+            ("channels", self.channels, CHANNELS),
         )
         for name, value, allowed in choices:
             if value not in allowed:
@@ -84,6 +102,8 @@ class ChunkSteps:
 BF16_STEPS = ChunkSteps()
 SPLIT_STEPS = ChunkSteps(InverseSteps("bf16x3"), precision="bf16x3")
 """The two modes."""
+KNOWN_STEPS = ChunkSteps(operands="known")
+"""BF16 with known operands."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,14 +120,7 @@ class Emulated:
 
 
 def run(problem: Problem, steps: ChunkSteps) -> Emulated:
-    """The whole chain; gates per channel are not supported.
-
-    Raises:
-        ValueError: the problem has gates per channel.
-    """
-    if problem.per_channel:
-        message = "the chunked kernel has one decay per head, got one per channel"
-        raise ValueError(message)
+    """The whole chain."""
     _, n_v, _, d_v = shapes(problem)
     out = np.zeros((problem.tokens, n_v, d_v), np.float32)
     state = problem.state.astype(np.float32).copy()
@@ -211,19 +224,33 @@ FAR = np.float32(-17.0)
 
 
 def decays(g: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """D `[n, n]` (0 above the diagonal), exp(G) `[n]`, exp(G_C - G) `[n]`, in FP32."""
-    n = len(g)
-    lower = np.tril(np.ones((n, n), dtype=bool))
+    """D `[n, n, ...]` (0 above the diagonal), exp(G) `[n, ...]`, exp(G_C - G) `[n, ...]`, in FP32; g `[n, ...]`."""
+    n, inner = len(g), (1,) * (g.ndim - 1)
+    lower = np.tril(np.ones((n, n), dtype=bool)).reshape(n, n, *inner)
     if form == "cumulative":
-        total = np.cumsum(g, dtype=np.float32)
+        total = np.cumsum(g, axis=0, dtype=np.float32)
         with np.errstate(invalid="ignore"):
             exponents = total[:, None] - total[None, :]
         d = np.where(lower, np.exp(np.where(lower, exponents, 0)), 0).astype(np.float32)
         return d, np.exp(total), np.exp(total[-1:] - total)
-    after = np.tril(np.broadcast_to(g[:, None], (n, n)), -1)  # row t, column j: g_t for t > j
-    after[np.triu_indices(n)] = 0  # 0 times -inf
+    # Row t, column j: g_t for t > j; 0 times -inf is avoided.
+    after = np.where(np.tril(np.ones((n, n), dtype=bool), -1).reshape(n, n, *inner), g[:, None], np.float32(0))
     d = np.where(lower, np.exp(np.cumsum(after, axis=0, dtype=np.float32)), 0).astype(np.float32)
-    return d, np.exp(np.cumsum(g, dtype=np.float32)), d[-1]
+    return d, np.exp(np.cumsum(g, axis=0, dtype=np.float32)), d[-1]
+
+
+def _decayed_pairs(left: np.ndarray, k: np.ndarray, d: np.ndarray, steps: ChunkSteps, dot: Product) -> np.ndarray:
+    """sum_c left_ic D_ijc k_jc with decays per channel, for j up to i."""
+    n = len(k)
+    size = SUB_BLOCK if steps.channels == "blocks" else n
+    found = np.zeros((n, n), np.float32)
+    for start in range(0, n, size):
+        rows = slice(start, min(start + size, n))
+        terms = left[rows, None] * (k[None, rows] * d[rows, rows])
+        found[rows, rows] = terms.sum(axis=2, dtype=np.float32)
+        if start:
+            found[rows, :start] = dot(left[rows] * d[rows, start], (k[:start] * d[start, :start]).T)
+    return found
 
 
 def _chunk(parts: tuple[np.ndarray, ...], state: np.ndarray, steps: ChunkSteps) -> tuple[np.ndarray, np.ndarray]:
@@ -231,14 +258,18 @@ def _chunk(parts: tuple[np.ndarray, ...], state: np.ndarray, steps: ChunkSteps) 
     n, lanes = v.shape
     dot = product(steps.precision)
     d, from_start, to_end = decays(g, steps.decay)
-    stacked = dot(np.concatenate([k, q]), k.T)
-    lower = np.tril(beta[:, None] * stacked[:n] * d, -1)
+    if g.ndim == 1:
+        stacked = dot(np.concatenate([k, q]), k.T)
+        pairs, scores = stacked[:n] * d, stacked[n:] * d
+        from_start, to_end = from_start[:, None], to_end[:, None]
+    else:
+        pairs, scores = (_decayed_pairs(x, k, d, steps, dot) for x in (k, q))
     padded = np.zeros((CHUNK, CHUNK), np.float32)
-    padded[:n, :n] = lower
+    padded[:n, :n] = np.tril(beta[:, None] * pairs, -1)
     x = invert(padded, steps.inverse)[:n, :n]
-    right = np.concatenate([v * beta[:, None], k * (beta * from_start)[:, None]], axis=1)
+    right = np.concatenate([v * beta[:, None], k * (beta[:, None] * from_start)], axis=1)
     both = dot(x, right)
-    reads = dot(np.concatenate([both[:, lanes:], q * from_start[:, None]]), state)
+    reads = dot(np.concatenate([both[:, lanes:], q * from_start]), state)
     update = both[:, :lanes] - reads[:n]
-    writes = dot(np.concatenate([stacked[n:] * d, (k * to_end[:, None]).T]), update)
-    return reads[n:] + writes[:n], state * from_start[-1] + writes[n:]
+    writes = dot(np.concatenate([scores, (k * to_end).T]), update)
+    return reads[n:] + writes[:n], state * from_start[-1][:, None] + writes[n:]

@@ -14,6 +14,7 @@ from jax.experimental.pallas import tpu as pltpu
 from verify.backend import BackendUnsoundError, device_model
 from verify.gdn import oracle_float64
 from verify.gdn.contract import contract_bound
+from verify.gdn.contract_recurrent import recurrent_bound
 from verify.gdn.judge import GdnResult, judge
 from verify.gdn.problem import BF16
 from verify.gdn.steps import BF16_STEPS, ChunkSteps
@@ -22,6 +23,8 @@ from verify.verdict import Judgement, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from verify.devices import DeviceModel
+    from verify.gdn.contract import GdnBound
     from verify.gdn.problem import GdnProblem
     from verify.gdn.reference import GdnReference
 
@@ -45,6 +48,7 @@ class GdnSubject:
         name: shown in verdicts and records.
         call: takes the problem, returns a `GdnResult`.
         steps: the roundings of its algorithm: the contract that it is held to.
+        recurrent: it goes token by token in FP32, as decode kernels do: `recurrent_bound`, not the chunked contract.
         lacking: why it does not take a problem; None if it does.
         package: the distribution whose version a record states.
         modules: what must be importable for it to run.
@@ -55,6 +59,7 @@ class GdnSubject:
     name: str
     call: Callable[[GdnProblem], GdnResult]
     steps: ChunkSteps = dataclasses.field(default_factory=ChunkSteps)
+    recurrent: bool = False
     lacking: Callable[[GdnProblem], str | None] = lambda _: None
     package: str | None = None
     modules: tuple[str, ...] = ()
@@ -67,6 +72,10 @@ class GdnSubject:
         if self.package is None or self.missing() is not None:
             return ""
         return importlib.metadata.version(self.package)
+
+    def bound(self, problem: GdnProblem, device: DeviceModel) -> GdnBound:
+        """The contract that it is held to, on one problem."""
+        return (recurrent_bound if self.recurrent else contract_bound)(problem, self.steps, device)
 
     def missing(self) -> str | None:
         """Why it cannot run here; None if it can."""
@@ -95,6 +104,12 @@ class JudgedGdn:
     reference: GdnReference | None = None
 
 
+BUILT_IN = {
+    "flywheel.gdn.fused_conv1d_gdn[bf16]": "verify.subjects.gdn_ours:BF16_MODE",
+    "flywheel.gdn.fused_conv1d_gdn[bf16x3]": "verify.subjects.gdn_ours:SPLIT_MODE",
+}
+"""Ours."""
+
 PEERS = {
     "flywheel_tpu.fused_conv1d_gdn": "verify.subjects.peers.gdn_layers:FLYWHEEL_TPU",
     "flywheel_tpu.fused_conv1d_gdn[decode]": "verify.subjects.peers.gdn_layers:FLYWHEEL_TPU_DECODE",
@@ -106,7 +121,7 @@ PEERS = {
 
 def names() -> tuple[str, ...]:
     """Names of all Gated DeltaNet subjects that the suite knows."""
-    return tuple(PEERS)
+    return (*BUILT_IN, *PEERS)
 
 
 def load(name: str) -> GdnSubject:
@@ -117,7 +132,7 @@ def load(name: str) -> GdnSubject:
     Raises:
         GdnSubjectError: no such name, or nothing callable stands there.
     """
-    path = PEERS.get(name, name)
+    path = {**BUILT_IN, **PEERS}.get(name, name)
     module, colon, attribute = path.partition(":")
     if not (module and colon and attribute):
         message = f"subject must be package.module:object or one of {', '.join(names())}; got {name!r}"
@@ -159,9 +174,8 @@ def judge_gdn_subject(subject: GdnSubject, problem: GdnProblem, *, power: bool =
         pltpu.reset_tpu_interpret_mode_state()
         return JudgedGdn(subject, problem, None, Judgement(Verdict.FAIL, f"the kernel raised {_in_words(error)}"))
     reference = oracle_float64.gdn_chunked(problem)
-    bound = contract_bound(problem, subject.steps, model)
     try:
-        judgement = judge(problem, result, bound, reference=reference, power=power)
+        judgement = judge(problem, result, subject.bound(problem, model), reference=reference, power=power)
     except TypeError as error:
         judgement = Judgement(Verdict.FAIL, str(error))
     return JudgedGdn(subject, problem, result, judgement, reference)

@@ -27,7 +27,7 @@ from verify.gdn.inverse_steps import InverseSteps
 from verify.gdn.open_cases import OPEN_CASES
 from verify.gdn.tables import matrix
 from verify.records import FORMAT, encode_number
-from verify.subjects.gdn import judge_gdn_subject, load, names
+from verify.subjects.gdn import PEERS, judge_gdn_subject, load
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -194,11 +194,11 @@ def stated_error() -> dict[str, Any]:
 
 
 def renew(path: Path = FINDINGS) -> dict[str, str]:
-    """Judge every subject that is installed, and say why the others were left as they were."""
+    """Judge every peer that is installed, and say why the others were left as they were."""
     left: dict[str, str] = {}
     if load("flywheel_tpu.fused_conv1d_gdn").missing() is None:
         write([*(r for r in read(path) if r["subject"] != INVERSE), stated_error()], path)
-    for name in names():
+    for name in PEERS:
         reason = load(name).missing()
         if reason is not None:
             left[name] = reason
@@ -218,7 +218,8 @@ Each row is what one version of a kernel did with one small layer call in Pallas
 was run on a TPU, and a configuration other than the one named may behave otherwise. *Contract* says whether the input
 lies inside what the kernel's own documentation promises; where that is silent, the conventions of
 [gdn-semantics.md](gdn-semantics.md) and the bound of [gdn-contract.md](gdn-contract.md) for BF16 operands are what we
-compare with, which its authors never agreed to. Passed cases are counted below the table.
+compare with (its section 9, the FP32 recurrence, for decode kernels), which its authors never agreed to. Passed cases
+are counted below the table.
 
 | subject | input | expected | got | contract | reproduce |
 | --- | --- | --- | --- | --- | --- |

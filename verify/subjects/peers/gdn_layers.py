@@ -39,6 +39,10 @@ _NOTES = (
     "tokens are padded with zeros to a multiple of 16; the padding belongs to no sequence",
     "slots are shifted by one: slot 0 is the kernel's null block, which padded entries name",
 )
+_DECODE_NOTE = (
+    "held to the FP32 recurrence: its matrix products are FP32 at default precision, which a CPU computes in FP32; on "
+    "a TPU their operands are rounded to BF16 first, and this contract would not be the one"
+)
 _CONTRACT = "no numerical bound is documented"
 
 
@@ -135,11 +139,12 @@ def _subject(
         name=name + ("[decode]" if decode else ""),
         call=lambda problem: _run(home, loads, problem, decode=decode),
         steps=steps,
+        recurrent=decode,
         lacking=_decode_only if decode else layer_limits,
         package=package,
         modules=(home.split(".", maxsplit=1)[0],),
         contract=_CONTRACT,
-        notes=_NOTES,
+        notes=(*_NOTES, _DECODE_NOTE) if decode else _NOTES,
     )
 
 

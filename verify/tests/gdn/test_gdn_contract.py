@@ -6,7 +6,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from gdn_problems import small_case
 
 from verify.devices import CPU_INTERPRET
 from verify.gdn import oracle_float64
@@ -14,12 +13,15 @@ from verify.gdn.cases import DECAYS, GdnCase, every_family
 from verify.gdn.contract import contract_bound
 from verify.gdn.contract_recurrent import recurrent_bound
 from verify.gdn.inverse_steps import InverseSteps
+from verify.gdn.power import powerless
 from verify.gdn.problem import GdnProblem, Problem
-from verify.gdn.steps import BF16_STEPS, SPLIT_STEPS, ChunkSteps, decays, run, run_recurrent, silu
+from verify.gdn.steps import BF16_STEPS, KNOWN_STEPS, SPLIT_STEPS, ChunkSteps, decays, run, run_recurrent, silu
 
 VARIANTS = {
     "bf16": BF16_STEPS,
     "bf16x3": SPLIT_STEPS,
+    "bf16, known operands": KNOWN_STEPS,
+    "bf16, known operands, fp32 out": dataclasses.replace(KNOWN_STEPS, out="fp32"),
     "bf16 inverse x3": ChunkSteps(InverseSteps("bf16x3")),
     "sigmoid, rounded copies, fp32 out": ChunkSteps(
         InverseSteps("bf16x3", "multiply"), "bf16x3", silu="sigmoid", convolution="bf16", out="fp32"
@@ -40,7 +42,7 @@ def check(problem: Problem, steps: ChunkSteps, name: str) -> None:
     assert (error <= bound.state + reference.state_error)[inside].all(), name
 
 
-@pytest.mark.parametrize("variant", ["bf16", "bf16x3"])
+@pytest.mark.parametrize("variant", ["bf16", "bf16x3", "bf16, known operands, fp32 out"])
 def test_contract_holds(variant: str) -> None:
     """A few of all families, two sequences with a short tail; small heads."""
     check_sample(variant, 167)
@@ -66,7 +68,7 @@ def check_sample(variant: str, stride: int) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("variant", ["bf16", "bf16x3"])
+@pytest.mark.parametrize("variant", ["bf16", "bf16x3", "bf16, known operands"])
 def test_contract_holds_on_every_family(variant: str) -> None:
     """Every family, with 128 x 128 states."""
     for number, family in enumerate(every_family(seed=7)):
@@ -131,6 +133,15 @@ def test_hi_lo_is_tight_on_random_keys() -> None:
     assert 0.5 < share.max() <= 1.0
 
 
+def test_bf16_has_power_without_decay() -> None:
+    """Three chunks of random keys without decay: with known operands no trivial answer is accepted."""
+    problem = GdnCase("random", "up to 1", "0", seed=1, lengths=(192,), heads=(1, 1, 64, 4)).layer()
+    reference = oracle_float64.gdn_chunked(problem)
+    bounds = [contract_bound(problem, steps, CPU_INTERPRET) for steps in (BF16_STEPS, KNOWN_STEPS)]
+    assert not powerless(problem, reference, bounds[1])
+    assert bounds[1].state.max() < bounds[0].state.max()
+
+
 def test_one_huge_gate_spoils_nothing() -> None:
     """g = -1e30 once: the bound of the later tokens is what it is with a hard reset there."""
     case = GdnCase("random", "up to 1", "mild", seed=5, lengths=(64,), heads=(1, 1, 16, 8))
@@ -180,17 +191,73 @@ def test_silu_forms(form: str) -> None:
     assert (relative[0] > 0.5) == (form == "tanh")
 
 
-def test_per_channel_decay_is_refused() -> None:
-    """The chunked kernel has one decay per head."""
-    problem = small_case(per_channel=True).rule()
-    with pytest.raises(ValueError, match="one decay per head"):
-        contract_bound(problem, BF16_STEPS, CPU_INTERPRET)
-    with pytest.raises(ValueError, match="one decay per head"):
-        run(problem, BF16_STEPS)
+KDA = {
+    "bf16": BF16_STEPS,
+    "bf16x3": SPLIT_STEPS,
+    "bf16, known operands": KNOWN_STEPS,
+    "pairs": dataclasses.replace(SPLIT_STEPS, channels="pairs", out="fp32"),
+}
+
+
+def check_channels(variant: str, stride: int, heads: tuple[int, int, int, int]) -> None:
+    """Every `stride`-th family with a decay per key channel."""
+    for number, family in enumerate(every_family(seed=3)):
+        if number % stride:
+            continue
+        case = dataclasses.replace(family, lengths=(70, 0, 17), heads=heads, per_channel=True)
+        check(case.layer(negative=case.beta in ("2", "1 to 2")), KDA[variant], case.name)
+        check(case.rule(), KDA[variant], case.name)
+
+
+@pytest.mark.parametrize("variant", ["bf16", "pairs"])
+def test_contract_holds_with_a_decay_per_channel(variant: str) -> None:
+    """KDA: a few of all families."""
+    check_channels(variant, 167, (1, 1, 8, 4))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("variant", list(KDA))
+def test_contract_holds_with_a_decay_per_channel_on_more(variant: str) -> None:
+    """KDA: many families, and states of 64 x 32."""
+    check_channels(variant, 5, (1, 2, 8, 4))
+    check_channels(variant, 61, (1, 1, 64, 32))
+
+
+def test_equal_channels_are_one_decay() -> None:
+    """A decay per channel that is the same in all of them: nearly the head's own bound, and the same function."""
+    case = GdnCase("random", "up to 1", "mild", seed=4, lengths=(70,), heads=(1, 1, 16, 4))
+    head = case.rule()
+    assert head.g is not None
+    channels = dataclasses.replace(head, g=np.repeat(head.g[:, :, None], 16, axis=2))
+    whole, split = (contract_bound(problem, SPLIT_STEPS, CPU_INTERPRET) for problem in (head, channels))
+    assert (split.out <= 2.0 * whole.out).all()
+    check(channels, SPLIT_STEPS, case.name)
+
+
+def test_bound_of_channels_is_finite_where_factored_exponents_overflow() -> None:
+    """Strong decay: exp(-G) is not finite in FP32, the contract's bound is, and its algorithm stays within it."""
+    problem = GdnCase(
+        "random", "up to 1", "strong", seed=4, lengths=(64,), heads=(1, 1, 16, 4), per_channel=True
+    ).rule()
+    bound = contract_bound(problem, SPLIT_STEPS, CPU_INTERPRET)
+    assert np.isfinite(bound.out).all()
+    assert problem.g is not None
+    total = np.cumsum(problem.g[:, 0], axis=0, dtype=np.float32)
+    with np.errstate(over="ignore"):
+        assert np.isinf(np.exp(-total)).any()
+    check(problem, SPLIT_STEPS, "strong")
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("precision", "fp8"), ("silu", "exp"), ("convolution", "fft"), ("decay", "x"), ("out", "fp16")]
+    ("field", "value"),
+    [
+        ("operands", "some"),
+        ("precision", "fp8"),
+        ("silu", "exp"),
+        ("convolution", "fft"),
+        ("decay", "x"),
+        ("out", "fp16"),
+    ],
 )
 def test_unknown_steps_are_refused(field: str, value: str) -> None:
     """By name, value and rule."""

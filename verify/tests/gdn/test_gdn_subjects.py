@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from verify.devices import CPU_INTERPRET
 from verify.gdn.judge import GdnResult
 from verify.gdn.open_cases import OPEN_CASES, layer
 from verify.gdn.problem import GdnProblem, final_conv_state
@@ -16,6 +17,7 @@ from verify.gdn.steps import BF16_STEPS, SPLIT_STEPS, run
 from verify.records import REQUIRED
 from verify.subjects import gdn_findings
 from verify.subjects.gdn import (
+    PEERS,
     GdnSubject,
     GdnSubjectError,
     all_single,
@@ -196,7 +198,7 @@ PEER_CASES = [name for name, case in OPEN_CASES.items() if case.build_layer() is
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("subject", names())
+@pytest.mark.parametrize("subject", PEERS)
 def test_peers_give_what_is_recorded(subject: str) -> None:
     """Every installed peer, on every layer: the verdict that the records hold."""
     if load(subject).missing() is not None:
@@ -215,3 +217,14 @@ def test_peers_inverse_is_within_the_bound_and_beyond_its_comment() -> None:
     record = gdn_findings.stated_error()
     assert record["verdict"] == Verdict.PASS.value
     assert record["found"] > record["stated"]
+
+
+def test_decode_kernels_are_held_to_the_recurrence() -> None:
+    """One token in FP32: a bound far below that of BF16 operands, which a BF16 product would break."""
+    problem = OPEN_CASES["f8-permuted-slots"].build_layer()
+    assert problem is not None
+    decode, prefill = (GdnSubject("kernel", emulated, recurrent=recurrent) for recurrent in (True, False))
+    bounds = [subject.bound(problem, CPU_INTERPRET) for subject in (decode, prefill)]
+    assert bounds[0].state.max() < bounds[1].state.max()
+    for name in names():
+        assert load(name).recurrent == name.endswith("[decode]")
