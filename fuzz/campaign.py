@@ -6,40 +6,50 @@ and stops in time.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime as dt
 import hashlib
-import multiprocessing
 import secrets
 import time
-from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
 import fuzz.hunts
-from fuzz.outcome import with_provenance
+from fuzz.crew import LocalCrew
+from fuzz.kinds import CLIMB, EVOLVE, TARGET
+from fuzz.outcome import severity
 from fuzz.store import State, Store, StoreError, code_digest
 from fuzz.tally import Tally
-from fuzz.worker import EXAMPLES_PER_ROUND, FINISH, STOP, Assignment, Report, Round, work
+from fuzz.worker import EXAMPLES_PER_ROUND, FINISH, SLOW_ROUND, STOP, Assignment, Report, Round
 from verify import records
 from verify.attention.problem import BF16
-from verify.subjects.registry import FLYWHEEL, load
-from verify.subjects.subject import ATTENTION
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from multiprocessing.context import SpawnProcess
+    from collections.abc import Sequence
     from pathlib import Path
 
+    from fuzz.case import Case
+    from fuzz.crew import Crew
     from fuzz.outcome import Outcome
-    from verify.attention.cases import AttentionCase
+    from fuzz.tally import Elite
 
 CASE_SECONDS = 300.0
 """A case without a result after so long counts as a hang; compiling a kernel takes a few seconds."""
 
+CASE_MEGABYTES = 8192.0
+"""A worker that holds more counts as out of memory; one with every kernel of every hunt compiled holds about 2000."""
+
 STOP_SECONDS = 20.0
+SAVE_SECONDS = 5.0
 MOST_CRASHES = 10
 MOST_EMPTY_ROUNDS = 50
+CYCLE = (TARGET, CLIMB, EVOLVE)
+"""Kinds of rounds, which each hunt takes in turn."""
+
+STARTS = 8
+"""Elites that a round starts from: half of them the worst of all, half from random cells."""
 
 assert BF16.itemsize == 2  # noqa: S101  `verify` is imported first: it sets the flags that workers inherit
 
@@ -65,36 +75,45 @@ class Plan:
     """What is asked for.
 
     Attributes:
-        hunt: its name.
+        hunts: their names; they take turns.
         directory: where everything goes; a directory that holds a campaign continues it.
-        subject: the kernel, see `verify.subjects.load`.
+        subject: the kernel; None: the default one of each hunt's operation.
         buckets: shapes; none means all.
         seed: None: that of the campaign, or a new one.
         minutes: time limit; None: none.
         examples: stop once the directory holds so many judged cases; None: no limit.
         workers: processes.
         case_seconds: when a case counts as a hang.
+        case_megabytes: when a worker counts as out of memory.
+        kinds: of rounds, which each hunt takes in turn.
+        ray: address of a Ray cluster that the workers run on; None: this machine.
+        database: where Hypothesis keeps examples: a folder or `redis://...`; empty: in the directory.
+        fail_fast: stop once a failure has been made small.
     """
 
-    hunt: str
+    hunts: tuple[str, ...]
     directory: Path
-    subject: str = FLYWHEEL
+    subject: str | None = None
     buckets: tuple[str, ...] = ()
     seed: int | None = None
     minutes: float | None = None
     examples: int | None = None
     workers: int = 1
     case_seconds: float = CASE_SECONDS
+    case_megabytes: float = CASE_MEGABYTES
+    kinds: tuple[str, ...] = CYCLE
+    ray: str | None = None
+    database: str = ""
+    fail_fast: bool = False
 
 
 @dataclasses.dataclass(eq=False)
 class _Worker:
     number: int
-    process: SpawnProcess
+    hand: Any  # a fuzz.crew.Hand
     token: str
-    pipe: Any  # a Connection, or its kin on other systems
     heard: float | None = None
-    order: Round | AttentionCase | None = None
+    order: Round | Case | None = None
     new_cases: int = 0
     reported: int = 0
 
@@ -104,21 +123,38 @@ class Campaign:
 
     def __init__(self, plan: Plan, watcher: Watcher) -> None:
         self.plan, self.watcher = plan, watcher
-        self.hunt = fuzz.hunts.find(plan.hunt)
-        self.hunt.chosen(plan.buckets)
-        if plan.subject != FLYWHEEL:
-            load(plan.subject, operation=ATTENTION)
+        self.hunts = [fuzz.hunts.find(name) for name in plan.hunts]
+        self._check_buckets()
+        if plan.subject is not None:
+            for operation in {hunt.operation: hunt.attacks for hunt in self.hunts}.values():
+                operation.load(plan.subject)
         self.store = Store(plan.directory)
         self.tally = Tally()
         self.new = 0
         self.known: dict[bytes, Outcome] = {}
-        self.pending: list[AttentionCase] = []
+        self.pending: list[Case] = []
         self.workers: list[_Worker] = []
         self.announced: set[Path] = set()
+        self.second_try: set[bytes] = set()
         self.crashes = self.empty_rounds = 0
+        self.saved = 0.0
         self.finishing = False
         self.interrupted = False
-        self.context = multiprocessing.get_context("spawn")
+        self.crew: Crew = self._crew()
+
+    def _check_buckets(self) -> None:
+        """Each bucket must be one that some hunt has."""
+        for name in self.plan.buckets:
+            having = [hunt for hunt in self.hunts if name in hunt.buckets]
+            if not having:
+                self.hunts[0].chosen((name,))
+
+    def _crew(self) -> Crew:
+        if self.plan.ray is None:
+            return LocalCrew()
+        from fuzz.cluster import RayCrew  # noqa: PLC0415  an optional group
+
+        return RayCrew(self.plan.ray, self.store)
 
     def run(self) -> Tally:
         """Hunt until the time is up, enough cases are judged, or an interrupt; returns the totals of the directory.
@@ -147,8 +183,8 @@ class Campaign:
         state = self.store.load_state()
         if state is None:
             seed = plan.seed if plan.seed is not None else time.time_ns() % 2**32
-            state = State(plan.hunt, plan.subject, list(plan.buckets), seed, code)
-        for name, asked in (("hunt", plan.hunt), ("subject", plan.subject), ("seed", plan.seed)):
+            state = State(list(plan.hunts), plan.subject, list(plan.buckets), seed, code)
+        for name, asked in (("hunts", list(plan.hunts)), ("subject", plan.subject), ("seed", plan.seed)):
             if asked is not None and asked != getattr(state, name):
                 message = (
                     f"{plan.directory} holds a campaign with {name} {getattr(state, name)}, not {asked}: "
@@ -185,20 +221,27 @@ class Campaign:
             if not self.finishing and until is not None and now >= until:
                 self._end(FINISH)
             for worker in busy:
-                if worker.order is not None and worker.heard and now - worker.heard > self.plan.case_seconds:
-                    self._lost(worker, f"no result within {self.plan.case_seconds:g} seconds", "hang")
+                self._check_limits(worker, now)
             self.watcher.refresh(self.tally, self.new)
 
+    def _check_limits(self, worker: _Worker, now: float) -> None:
+        if worker.order is None:
+            return
+        if worker.heard and now - worker.heard > self.plan.case_seconds:
+            self._lost(worker, "hang", f"no result within {self.plan.case_seconds:g} seconds")
+            return
+        held = worker.hand.megabytes()
+        if held is not None and held > self.plan.case_megabytes:
+            limit = f"the limit is {self.plan.case_megabytes:g} megabytes"
+            self._lost(worker, "memory", f"the process that ran it holds {held:.0f} megabytes, {limit}")
+
     def _receive(self, busy: list[_Worker]) -> None:
-        ready = connection.wait([worker.pipe for worker in busy], timeout=0.25)
-        for worker in [worker for worker in busy if worker.pipe in ready]:
+        ready = self.crew.ready([worker.hand for worker in busy], 0.25)
+        for worker in [worker for worker in busy if worker.hand in ready]:
             try:
-                report: Report = worker.pipe.recv()
-            except (EOFError, OSError):
-                worker.process.join()
-                code = worker.process.exitcode or 0
-                root = f"crash-signal-{-code}" if code < 0 else f"crash-exit-{code}"
-                self._lost(worker, f"the process that ran it ended with exit code {code}", root)
+                report: Report = worker.hand.receive()
+            except EOFError:
+                self._lost(worker, *worker.hand.epitaph())
                 continue
             self._take(worker, report)
 
@@ -214,8 +257,9 @@ class Campaign:
         for key, elite in self.tally.elites.items():
             if elite is not before.get(key):
                 today = dt.datetime.now(tz=dt.UTC).date().isoformat()
+                subject = self.plan.subject or fuzz.hunts.find(elite.spec["hunt"]).attacks.subject
                 found = (
-                    f"searched: hunt {self.plan.hunt} against {self.plan.subject}, seed {self.state.seed}, {today}: "
+                    f"searched: hunt {elite.spec['hunt']} against {subject}, seed {self.state.seed}, {today}: "
                     f"the largest share of the bound that it found, {key}"
                 )
                 self.store.save_worst(key, elite, found)
@@ -223,8 +267,13 @@ class Campaign:
             if path not in self.announced:
                 self.announced.add(path)
                 self.watcher.note(f"VIOLATION {root}: {path}\n  {reason}")
+            if self.plan.fail_fast and not self.finishing and self.store.is_small(path):
+                self._end(FINISH)
         if report.done:
             self._done(worker)
+        if worker.heard - self.saved > SAVE_SECONDS:
+            self.saved = worker.heard
+            self.store.update_index()
 
     def _done(self, worker: _Worker) -> None:
         if isinstance(worker.order, Round):
@@ -249,75 +298,94 @@ class Campaign:
         worker.order, worker.new_cases = order, 0
         if worker.heard is not None:
             worker.heard = time.monotonic()
-        with contextlib.suppress(OSError):  # It has died: receiving says so.
-            worker.pipe.send(order)
+        worker.hand.send(order)
 
-    def _next_order(self) -> Round | AttentionCase | None:
+    def _next_order(self) -> Round | Case | None:
         if self.finishing or self.interrupted:
             return None
         if self.pending:
             return self.pending.pop(0)
-        cases = EXAMPLES_PER_ROUND
+        number = self.state.next_round
+        hunt = self.hunts[number % len(self.hunts)]
+        kind = self.plan.kinds[number // len(self.hunts) % len(self.plan.kinds)]
+        cases = SLOW_ROUND if kind in hunt.slow_kinds else EXAMPLES_PER_ROUND
         if self.plan.examples is not None:
             given = sum(w.order.cases - w.new_cases for w in self.workers if isinstance(w.order, Round))
             cases = min(cases, self.plan.examples - self.tally.cases - max(given, 0))
             if cases <= 0:
                 return None
-        number = self.state.next_round
         self.state.next_round += 1
         self.store.save_state(self.state)  # Before it starts: no round is ever played twice.
         word = hashlib.sha256(f"{self.state.seed} {number}".encode()).digest()
-        return Round(number, int.from_bytes(word[:8], "big"), cases)
+        elites = self._starts(hunt.name, number)
+        return Round(number, int.from_bytes(word[:8], "big"), cases, hunt.name, kind, elites)
+
+    def _starts(self, hunt: str, number: int) -> tuple[dict[str, Any], ...]:
+        """Elites of a hunt to start from."""
+        archive = self.tally.archive.get(hunt, {})
+        if not archive:
+            return ()
+        rng = np.random.default_rng((self.state.seed, number))
+        # The first word of a cell is its shape or precision: numbers of different ones do not compare.
+        arenas = sorted({cell.split(" ", 1)[0] for cell in archive})
+        arena = arenas[int(rng.integers(len(arenas)))]
+        cells = [cell for cell in archive if cell.split(" ", 1)[0] == arena]
+        best = sorted(cells, key=lambda cell: -severity(archive[cell].share))
+        worst = list(_unique(archive, best).values())[: STARTS // 2]
+        others = list(_unique(archive, [*rng.permutation(cells)]).values())[: STARTS // 2]
+        return (*worst, *others)
 
     def _start(self, number: int) -> _Worker:
-        ours, theirs = self.context.Pipe()
         token = secrets.token_hex(6)
-        assignment = Assignment(
-            self.plan.directory, number, token, self.plan.hunt, self.plan.buckets, self.plan.subject, self.known
-        )
-        process = self.context.Process(target=work, args=(theirs, assignment), daemon=True)
-        process.start()
-        theirs.close()
-        return _Worker(number, process, token, ours)
+        plan = self.plan
+        assignment = Assignment(plan.directory, number, token, plan.buckets, plan.subject, self.known, plan.database)
+        return _Worker(number, self.crew.hire(assignment), token)
 
-    def _lost(self, worker: _Worker, reason: str, root: str) -> None:
+    def _lost(self, worker: _Worker, root: str, reason: str) -> None:
         """A worker has crashed or hangs: its case is a finding; another worker takes its place."""
-        worker.process.kill()
-        worker.process.join()
-        worker.pipe.close()
+        worker.hand.end(0.0)
         unreported, self.known = self.store.unreported(worker.token, worker.reported)
         self.tally.merge(unreported)
         self.new += unreported.cases
         case = self.store.running(worker.number)
         self.store.finish(worker.number)
-        if case is None:
+        if case is not None and self.crew.may_vanish and case.key not in self.second_try:
+            self.second_try.add(case.key)
+            self.pending.append(case)
+            self.watcher.note(f"worker {worker.number} is gone; its case gets a second try")
+        elif case is not None:
+            self._blame(case, root, reason)
+        elif not self.crew.may_vanish:
             message = f"a worker is gone between two cases: {reason}"
             raise CampaignError(message)
         self.crashes += 1
-        record = self._crash_record(case, reason, root)
-        self.store.append(record)
-        self.new += 1
-        self.tally.add(record)
-        kept = with_provenance(case, f"searched: hunt {self.plan.hunt}; not shrunk; {reason}")
-        path = self.store.save_failure(self.plan.hunt, root, kept, final=False)
-        self.watcher.note(f"VIOLATION {root}: {path}\n  {reason}")
         if self.crashes >= MOST_CRASHES:
             message = f"{self.crashes} workers crashed or hung; the cases are in {self.store.failures}"
             raise CampaignError(message)
         self.workers[self.workers.index(worker)] = fresh = self._start(worker.number)
         self._assign(fresh)
 
-    def _crash_record(self, case: AttentionCase, reason: str, root: str) -> dict[str, Any]:
-        names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    def _blame(self, case: Case, root: str, reason: str) -> None:
+        """Record a case that ended or blocked its worker."""
+        record = self._crash_record(case, reason, root)
+        self.store.append(record)
+        self.new += 1
+        self.tally.add(record)
+        kept = case.renamed(f"searched: hunt {case.hunt}; not shrunk; {reason}")
+        path = self.store.save_failure(fuzz.hunts.find(case.hunt).operation, root, kept, final=False)
+        self.watcher.note(f"VIOLATION {root}: {path}\n  {reason}")
+
+    def _crash_record(self, case: Case, reason: str, root: str) -> dict[str, Any]:
         spec = case.to_json()
         return {
             "format": records.FORMAT,
-            "subject": self.plan.subject,
+            "subject": self.plan.subject or fuzz.hunts.find(case.hunt).attacks.subject,
+            "hunt": case.hunt,
             "case": case.name,
             "family": "fuzz",
             "sha256": spec["sha256"],
-            "shape": dict(zip(names, case.shape, strict=True)) | {"causal": case.causal, "scale": case.scale_value},
-            "features": case.features_json(),
+            "shape": _shape(case),
+            "features": {},
             "verdict": Verdict.FAIL.value,
             "reason": f"nothing came back: {reason}",
             "notes": [],
@@ -337,8 +405,7 @@ class Campaign:
         """Ask the workers to come to an end; after an interrupt, wait for them here."""
         self.finishing = True
         for worker in self.workers:
-            with contextlib.suppress(OSError):
-                worker.pipe.send(order)
+            worker.hand.send(order)
         if order == STOP:
             limit = time.monotonic() + STOP_SECONDS
             while (busy := [w for w in self.workers if w.order is not None]) and time.monotonic() < limit:
@@ -347,16 +414,22 @@ class Campaign:
     def _kill(self) -> None:
         """End the workers: idle ones leave by themselves, others are stopped (what they judged is on disk)."""
         for worker in self.workers:
-            with contextlib.suppress(OSError):
-                worker.pipe.send(None)
-                worker.pipe.close()
-        for worker in self.workers:
-            worker.process.join(2.0 if worker.order is None else 0.0)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join()
+            worker.hand.end(2.0 if worker.order is None else 0.0)
 
     def _save(self) -> None:
         for name in ("repeats", "rejected", "cpu", "compiling"):
             setattr(self.state, name, getattr(self.tally, name))
         self.store.save_state(self.state)
+        self.store.update_index()
+
+
+def _unique(archive: dict[str, Elite], cells: list[str]) -> dict[str, dict[str, Any]]:
+    """The cases of some cells, each once."""
+    return {str(archive[cell].spec["sha256"]): archive[cell].spec for cell in cells}
+
+
+def _shape(case: Case) -> dict[str, Any]:
+    """The shape of a case that gave no record, as far as its inputs name one."""
+    names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
+    shape: Sequence[int] = getattr(case.inputs, "shape", ())
+    return dict(zip(names, shape, strict=False)) | {"causal": getattr(case.inputs, "causal", False)}

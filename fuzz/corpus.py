@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fuzz.outcome import shares, with_provenance
-from verify.attention.cases import AttentionCase, load_case, save_case
+from fuzz.case import PLAIN_HUNT, Case, load_case, save_case
+from fuzz.hunts import find
+from fuzz.outcome import shares
+from verify.attention.cases import AttentionCase
+from verify.attention.cases import save_case as save_plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,7 +34,7 @@ def slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.^+-]+", "-", text).strip("-")[:LONGEST_NAME].strip("-.")
 
 
-def add(case: AttentionCase, record: dict[str, Any], *, name: str | None, why: str | None, directory: Path) -> Path:
+def add(case: Case, record: dict[str, Any], *, name: str | None, why: str | None, directory: Path) -> Path:
     """Add a case with its provenance.
 
     Args:
@@ -54,7 +57,7 @@ def add(case: AttentionCase, record: dict[str, Any], *, name: str | None, why: s
             message = f"{path} exists; give another name with --name"
             raise CorpusError(message)
         there = load_case(other)
-        if there.config == case.config and there.to_json()["sha256"] == record["sha256"]:
+        if there.key == case.key or (there.sha256 == record["sha256"] and _alike(there, case)):
             message = f"{other} holds the same case"
             raise CorpusError(message)
     versions = record["environment"]["versions"]
@@ -65,5 +68,20 @@ def add(case: AttentionCase, record: dict[str, Any], *, name: str | None, why: s
     if record["replays"] is not None:
         judged += f", {record['replays']} of {record['query_blocks']} query blocks replayed"
     provenance = f"{found}; when added, {date}, with {named} on {record['environment']['device_model']}: {judged}"
-    save_case(with_provenance(case, provenance), path)
+    kept = case.renamed(provenance)
+    if isinstance(kept.inputs, AttentionCase) and not kept.ask and evaluator(kept) == evaluator(PLAIN_HUNT):
+        save_plain(kept.inputs, path)  # what the suite judges without this room's code
+    else:
+        save_case(kept, path)
     return path
+
+
+def evaluator(case: Case | str) -> str:
+    """Who judges cases of this hunt."""
+    return find(case if isinstance(case, str) else case.hunt).evaluator
+
+
+def _alike(one: Case, other: Case) -> bool:
+    """Whether the same bits are put to the same question in the same blocks."""
+    same = one.ask == other.ask and evaluator(one) == evaluator(other)
+    return same and getattr(one.inputs, "config", None) == getattr(other.inputs, "config", None)

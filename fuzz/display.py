@@ -71,7 +71,8 @@ def rows(tally: Tally) -> list[tuple[str, str]]:
         ("cases", f"{tally.cases} judged, {tally.rejected} draws outside the domain, {tally.repeats} drawn again"),
         ("violations", f"{tally.violations} cases, those of shrinking included" if tally.violations else "0"),
         ("worst share", share),
-        ("replays", f"{tally.replays} of {tally.blocks} query blocks; {len(tally.cells)} distinct replay maps"),
+        ("worst of each hunt", "; ".join(f"{hunt} {elite.share:.4g}" for hunt, elite in tally.worst_of_hunts.items())),
+        ("coverage", f"{len(tally.cells)} cells; {tally.replays} of {tally.blocks} query blocks replayed"),
         (
             "rate",
             f"{tally.rate:.1f} cases per CPU-second, compilation apart ({tally.compiling:.0f} of {tally.cpu:.0f} s)",

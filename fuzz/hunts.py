@@ -1,23 +1,59 @@
-"""The hunts by name: a search space, the shapes it runs at, and the judge of one case."""
+"""The hunts by name: a search space, the shapes it runs at, the judge of one case, and how a case is varied."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+import pkgutil
+from typing import TYPE_CHECKING, Any, Protocol
 
-from fuzz.attention.buckets import BUCKETS, FEATURE_BUCKETS, Bucket
-from fuzz.attention.space import anchor_cases
+from fuzz.operations import OPERATIONS, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hypothesis.strategies import SearchStrategy
+    from numpy.random import Generator
 
-    from verify.attention.cases import AttentionCase
+    from fuzz.case import Case
+    from fuzz.outcome import Outcome
 
 
 class HuntError(ValueError):
     """A hunt or a shape bucket that does not exist."""
+
+
+class Shape(Protocol):
+    """A shape with everything else that selects a compiled kernel."""
+
+    @property
+    def name(self) -> str:
+        """What the command line calls it."""
+        ...
+
+    @property
+    def why(self) -> str:
+        """Which paths of the kernel it reaches."""
+        ...
+
+
+class Moves(Protocol):
+    """How cases of an operation are varied by the searches that are not Hypothesis'."""
+
+    def vary(self, case: Case, other: Case, rng: Generator) -> Case:
+        """A structural change: other plants, other places, a part of another case."""
+        ...
+
+    def climb(self, case: Case, outcome: Outcome, rng: Generator, ways: Sequence[str]) -> Case:
+        """A local change that may use more of the bound; `ways` are some of `WAYS`."""
+        ...
+
+    def simpler(self, case: Case) -> Iterator[Case]:
+        """Smaller cases, the boldest first."""
+        ...
+
+
+WAYS = ("bits", "gradient")
+"""How `Moves.climb` may go: flipping bits of words; along the gradient of a smooth bound."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,18 +63,24 @@ class Hunt:
     Attributes:
         name: what the command line calls it.
         summary: what it is after.
+        operation: which kernels it attacks.
         buckets: shapes by name.
         cases: the search space over some of these shapes.
         evaluator: `module:function` of the judge of one case; by name, since it starts JAX, which only workers need.
+        moves: `module:object`, a `Moves`; empty if Hypothesis alone searches.
+        slow_kinds: kinds of rounds whose cases take so long that the rounds must be short.
     """
 
     name: str
     summary: str
-    buckets: Mapping[str, Bucket]
-    cases: Callable[[Sequence[Bucket]], SearchStrategy[AttentionCase]]
+    operation: str
+    buckets: Mapping[str, Any]
+    cases: Callable[[Sequence[Any]], SearchStrategy[Case]]
     evaluator: str
+    moves: str = ""
+    slow_kinds: tuple[str, ...] = ()
 
-    def chosen(self, names: Sequence[str]) -> tuple[Bucket, ...]:
+    def chosen(self, names: Sequence[str]) -> tuple[Any, ...]:
         """Buckets by name; none named means all.
 
         Raises:
@@ -50,28 +92,30 @@ class Hunt:
             raise HuntError(message)
         return tuple(self.buckets[name] for name in names or self.buckets)
 
+    @property
+    def attacks(self) -> Operation:
+        """The operation."""
+        return OPERATIONS[self.operation]
 
-HUNTS = {
-    hunt.name: hunt
-    for hunt in (
-        Hunt(
-            "anchor",
-            "static-anchor softmax of dense attention: jumps around every limit in every place, |v| up to the largest "
-            "BF16, equal, huge and opposite logits, repeated and near-duplicate keys",
-            BUCKETS,
-            anchor_cases,
-            "fuzz.attention.evaluate:evaluate",
-        ),
-        Hunt(
-            "features",
-            "the same against windows, soft caps, sinks, segment ids and wider values: anchors that are chosen late, "
-            "rows without a key, sinks beyond the check's limit",
-            FEATURE_BUCKETS,
-            anchor_cases,
-            "fuzz.attention.evaluate:evaluate",
-        ),
-    )
-}
+    def evaluate(self) -> Callable[..., dict[str, Any] | None]:
+        """The judge of one case (starts JAX)."""
+        return pkgutil.resolve_name(self.evaluator)
+
+    def moved(self) -> Moves | None:
+        """How cases are varied."""
+        return pkgutil.resolve_name(self.moves) if self.moves else None
+
+
+def _all() -> dict[str, Hunt]:
+    from fuzz.attention.hunts import HUNTS as ATTENTION_HUNTS  # noqa: PLC0415  they are made of this module's classes
+    from fuzz.gdn.hunts import HUNTS as GDN_HUNTS  # noqa: PLC0415
+
+    return {hunt.name: hunt for hunt in (*ATTENTION_HUNTS, *GDN_HUNTS)}
+
+
+def hunts() -> dict[str, Hunt]:
+    """Every hunt."""
+    return _all()
 
 
 def find(name: str) -> Hunt:
@@ -80,7 +124,8 @@ def find(name: str) -> Hunt:
     Raises:
         HuntError: there is no such hunt.
     """
-    if name not in HUNTS:
-        message = f"there is no hunt {name!r}; there are {', '.join(HUNTS)}"
+    known = hunts()
+    if name not in known:
+        message = f"there is no hunt {name!r}; there are {', '.join(known)}"
         raise HuntError(message)
-    return HUNTS[name]
+    return known[name]

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verify.records import decode_number
 from verify.verdict import Verdict
-
-if TYPE_CHECKING:
-    from verify.attention.cases import AttentionCase
 
 BAD = (Verdict.FAIL.value, Verdict.BACKEND_UNSOUND.value)
 
@@ -24,22 +19,37 @@ class Outcome:
         root: what failed and where, such as `out-nan-fast`; None if nothing did.  One minimal case is kept per root.
         reason: the verdict in words.
         scores: finite numbers for Hypothesis to maximise (log2 units).
+        goal: the one that local search maximises.
+        places: index of the worst element of each compared array.
     """
 
     root: str | None
     reason: str
     scores: dict[str, float]
+    goal: float = -float("inf")
+    places: dict[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
 
     @staticmethod
     def of(record: dict[str, Any]) -> Outcome:
         """From a record that a hunt has written."""
-        return Outcome(record["root"], record["reason"] if record["root"] else "", record["scores"])
+        return Outcome(
+            record["root"],
+            record["reason"] if record["root"] else "",
+            record["scores"],
+            goal_of(record),
+            {
+                part: tuple(measures["share"]["index"])
+                for part, measures in record["measures"].items()
+                if measures.get("share") is not None and "index" in measures["share"]
+            },
+        )
 
 
-def case_key(body: dict[str, Any]) -> bytes:
-    """Identity of a case whatever it is called; `body` is its JSON."""
-    content = {key: value for key, value in body.items() if key not in ("name", "provenance", "sha256")}
-    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).digest()
+def goal_of(record: dict[str, Any]) -> float:
+    """What a search maximises: the record's own goal (log2 units), or the largest share of a bound."""
+    if "goal" in record:
+        return float(record["goal"])
+    return max((severity(share) for share in shares(record).values()), default=-float("inf"))
 
 
 def severity(share: float | None) -> float:
@@ -58,8 +68,3 @@ def shares(record: dict[str, Any]) -> dict[str, float]:
         if value is not None:
             found[part] = value
     return found
-
-
-def with_provenance(case: AttentionCase, provenance: str) -> AttentionCase:
-    """The case with another provenance."""
-    return dataclasses.replace(case, provenance=provenance)

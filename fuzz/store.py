@@ -1,14 +1,15 @@
 """The directory of a campaign.
 
-    campaign.json     hunt, subject, seed, next round, totals that no record holds
+    campaign.json     hunts, subject, seed, next round, totals that no record holds
     records.jsonl     one record per judged case (`verify.records`), appended as soon as it is judged
+    index.sqlite      the same by case, hunt and root (`fuzz.index`); made again from the records if it is lost
     running/          the case that each worker is running: what is left there was cut off, and is run first next time
     failures/         one minimal case per root, `python -m fuzz replay FILE` judges it again
     worst/            the case with the largest share of the bound per class
     examples/         Hypothesis' database
 
-Everything is written so that a process may be killed at any moment: whole files appear by renaming, a record is one
-write, and a torn last line is cut off before the next record.
+Everything is written so that a process may be killed at any moment: whole files appear by renaming, and a record is on
+the disk, whole, before the next case is begun.
 """
 
 from __future__ import annotations
@@ -20,22 +21,23 @@ import fcntl
 import hashlib
 import importlib.util
 import json
-import os
 import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fuzz.outcome import Outcome, case_key
+from fuzz.case import Case, case_key, load_case, save_case
+from fuzz.index import Index
+from fuzz.outcome import Outcome
 from fuzz.tally import Elite, Tally
 from verify import records
-from verify.attention.cases import AttentionCase, CaseError, load_case, save_case
+from verify.attention.cases import CaseError
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-FORMAT = "flywheel-campaign/1"
-SHRUNK = "shrunk by Hypothesis"
+FORMAT = "flywheel-campaign/2"
+SHRUNK, REDUCED = "shrunk by Hypothesis", "made smaller by leaving out"
 NOT_SHRUNK = "not yet shrunk"
 MOST_KNOWN = 100_000
 """Judged cases that a resumed campaign remembers, to run none of them twice."""
@@ -51,8 +53,8 @@ class StoreError(ValueError):
 class State:
     """What campaign.json holds."""
 
-    hunt: str
-    subject: str
+    hunts: list[str]
+    subject: str | None
     buckets: list[str]
     seed: int
     code: str
@@ -73,6 +75,7 @@ class Store:
         self.failures = directory / "failures"
         self.worst = directory / "worst"
         self.examples = directory / "examples"
+        self.index = directory / "index.sqlite"
         self._running = directory / "running"
         self._state = directory / "campaign.json"
 
@@ -140,10 +143,7 @@ class Store:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record; a line that a killed process has left torn is cut off first."""
-        with (self.directory / "records.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            _cut_torn_line(self.records)
-            records.append(self.records, record)
+        records.append(self.records, record)
 
     def known(self) -> tuple[Tally, dict[bytes, Outcome]]:
         """Totals of the records, and what the latest of them have shown, by `case_key`.
@@ -153,11 +153,15 @@ class Store:
         """
         tally, outcomes = Tally(), dict[bytes, Outcome]()
         if self.records.exists():
-            _cut_torn_line(self.records)
             for record in records.read(self.records):
                 tally.add(record)
                 _learn(outcomes, record)
         return tally, outcomes
+
+    def update_index(self) -> None:
+        """Take what has been appended since the last time into the index."""
+        with Index(self.index) as index:
+            index.catch_up(self.records)
 
     def unreported(self, token: str, reported: int) -> tuple[Tally, dict[bytes, Outcome]]:
         """What a process that is gone has judged beyond the cases it had reported, and what is known by now."""
@@ -178,6 +182,7 @@ class Store:
         stamp = dt.datetime.now(tz=dt.UTC).strftime("%Y%m%dT%H%M%S.%f")
         aside = self.directory / f"records-until-{stamp}.jsonl"
         self.records.rename(aside)
+        self.index.unlink(missing_ok=True)
         return aside
 
     def start(self, worker: int, spec: dict[str, Any]) -> None:
@@ -188,11 +193,11 @@ class Store:
         """The case has been judged, and its record written."""
         (self._running / f"worker-{worker}.json").unlink(missing_ok=True)
 
-    def running(self, worker: int) -> AttentionCase | None:
+    def running(self, worker: int) -> Case | None:
         """The case that a worker was running when it ended."""
         return _case_or_none(self._running / f"worker-{worker}.json")
 
-    def take_left_over(self) -> list[AttentionCase]:
+    def take_left_over(self) -> list[Case]:
         """Cases that were running when an earlier campaign was cut off."""
         found = [_case_or_none(path) for path in sorted(self._running.glob("*.json"))]
         return [case for case in found if case is not None]
@@ -202,19 +207,22 @@ class Store:
         for path in self._running.glob("*.json"):
             path.unlink()
 
-    def failure_path(self, hunt: str, root: str) -> Path:
-        """Where the minimal case of a root lies."""
-        return self.failures / f"{hunt}-{re.sub(r'[^A-Za-z0-9.-]+', '-', root)}.json"
+    def failure_path(self, operation: str, root: str) -> Path:
+        """Where the minimal case of a root lies; hunts of one operation share it."""
+        return self.failures / f"{operation}-{re.sub(r'[^A-Za-z0-9.-]+', '-', root)}.json"
 
-    def is_shrunk(self, hunt: str, root: str) -> bool:
+    def is_shrunk(self, operation: str, root: str) -> bool:
         """Whether a root has its minimal case already."""
-        path = self.failure_path(hunt, root)
-        return path.exists() and NOT_SHRUNK not in json.loads(path.read_text(encoding="utf-8")).get("provenance", "")
+        return self.is_small(self.failure_path(operation, root))
 
-    def take_failures(self) -> list[AttentionCase]:
+    def is_small(self, path: Path) -> bool:
+        """Whether a saved case has been made small."""
+        return path.exists() and NOT_SHRUNK not in load_case(path).provenance
+
+    def take_failures(self) -> list[Case]:
         """Set every saved failure aside, to be judged again: what fails no more stays in failures/earlier."""
         earlier = self.failures / "earlier"
-        found: list[AttentionCase] = []
+        found: list[Case] = []
         for path in sorted(self.failures.glob("*.json")):
             case = _case_or_none(path)
             if case is not None:
@@ -223,10 +231,11 @@ class Store:
             path.replace(earlier / path.name)
         return found
 
-    def save_failure(self, hunt: str, root: str, case: AttentionCase, *, final: bool) -> Path:
-        """Save a failing case; a provisional one only replaces a larger one."""
-        path = self.failure_path(hunt, root)
-        if final or not path.exists() or size(case) < size(load_case(path)):
+    def save_failure(self, operation: str, root: str, case: Case, *, final: bool) -> Path:
+        """Save a failing case: a shrunk one replaces one that is not, otherwise the smaller one stays."""
+        path = self.failure_path(operation, root)
+        better = not path.exists() or case.size < load_case(path).size
+        if better or (final and not self.is_shrunk(operation, root)):
             save_case(case, path)
         return path
 
@@ -234,7 +243,8 @@ class Store:
         """Save the worst case of a class."""
         path = self.worst / f"{key.replace(' ', '-')}.json"
         partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(elite.spec | {"provenance": provenance}, indent=1) + "\n", encoding="utf-8")
+        inputs = elite.spec["inputs"] | {"provenance": provenance}
+        partial.write_text(json.dumps(elite.spec | {"inputs": inputs}, indent=1) + "\n", encoding="utf-8")
         partial.replace(path)
 
 
@@ -244,17 +254,12 @@ def _learn(outcomes: dict[bytes, Outcome], record: dict[str, Any]) -> None:
         outcomes.pop(next(iter(outcomes)))
 
 
-def size(case: AttentionCase) -> int:
-    """How long a case's description is, without its name and provenance."""
-    return len(json.dumps(dataclasses.replace(case, name="", provenance="").to_json(sha256="")))
-
-
-def code_digest(subject: str) -> str:
+def code_digest(subject: str | None) -> str:
     """SHA-256 of the sources on which a verdict depends: the kernels, the judge, and a user's own module."""
     paths = [path for room in ("flywheel", "verify") for path in (_ROOT / room).rglob("*.py")]
     paths = [path for path in paths if "tests" not in path.relative_to(_ROOT).parts]
-    module = subject.partition(":")[0]
-    if ":" in subject and (spec := importlib.util.find_spec(module)) and spec.origin:
+    module = (subject or "").partition(":")[0]
+    if ":" in (subject or "") and (spec := importlib.util.find_spec(module)) and spec.origin:
         paths.append(Path(spec.origin))
     h = hashlib.sha256()
     for path in sorted(paths):
@@ -262,29 +267,7 @@ def code_digest(subject: str) -> str:
     return h.hexdigest()
 
 
-def _cut_torn_line(path: Path) -> None:
-    try:
-        handle = os.open(path, os.O_RDWR)
-    except FileNotFoundError:
-        return
-    try:
-        end = os.fstat(handle).st_size
-        if end == 0 or os.pread(handle, 1, end - 1) == b"\n":
-            return
-        start = end
-        while start > 0:
-            chunk = max(start - 65536, 0)
-            at = os.pread(handle, start - chunk, chunk).rfind(b"\n")
-            if at >= 0:
-                os.ftruncate(handle, chunk + at + 1)
-                return
-            start = chunk
-        os.ftruncate(handle, 0)
-    finally:
-        os.close(handle)
-
-
-def _case_or_none(path: Path) -> AttentionCase | None:
+def _case_or_none(path: Path) -> Case | None:
     """A case file, or None if it was torn (the case had not been started then)."""
     try:
         return load_case(path)

@@ -5,67 +5,84 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
-import pkgutil
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, settings, target
-from hypothesis.database import DirectoryBasedExampleDatabase
 
 import fuzz.hunts
-from fuzz.outcome import Outcome, case_key, with_provenance
-from fuzz.store import MOST_KNOWN, NOT_SHRUNK, SHRUNK, Store
+from fuzz.case import Case
+from fuzz.database import opened
+from fuzz.kinds import CLIMB, DRAWN, EVOLVE, RANDOM, TARGET
+from fuzz.outcome import Outcome
+from fuzz.search import Climb, Evolution, reduced
+from fuzz.store import MOST_KNOWN, NOT_SHRUNK, REDUCED, SHRUNK, Store
 from fuzz.tally import Tally
-from verify.attention.cases import digest
 from verify.backend import device_model
-from verify.subjects.registry import FLYWHEEL, load
-from verify.subjects.subject import ATTENTION
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
     from pathlib import Path
 
-    from verify.attention.cases import AttentionCase
+    from fuzz.hunts import Hunt
 
 FINISH, STOP = "finish", "stop"
 """Orders: draw no further case, but finish shrinking; stop before the next case."""
 
-EXAMPLES_PER_ROUND = 250
-"""Half of a round is random, half climbs; short rounds also bound what a killed round leaves undrawn."""
+EXAMPLES_PER_ROUND, SLOW_ROUND = 60, 12
+"""Short rounds let hunts take turns, and bound what a killed round leaves undrawn."""
 
 REPORT_SECONDS = 0.25
+BACKEND_COMPILES = "/jax/core/compile/backend_compile_duration"
 SHRINKING_GRACE_SECONDS = 60.0
 VERSIONS = ("python", "jax", "jaxlib", "numpy", "flywheel-verified")
 
 
 @dataclasses.dataclass(frozen=True)
 class Assignment:
-    """What a worker works on; `token` marks the records of this process."""
+    """What a worker works on; `token` marks the records of this process.
+
+    Attributes:
+        directory: of the campaign.
+        worker: its number.
+        token: marks the records of this process.
+        buckets: shapes; none means all of each hunt.
+        subject: the kernel; None: the default one of each hunt's operation.
+        known: outcomes of cases that have been judged.
+        database: where Hypothesis keeps examples; empty: in the directory.
+    """
 
     directory: Path
     worker: int
     token: str
-    hunt: str
     buckets: tuple[str, ...]
-    subject: str
+    subject: str | None
     known: dict[bytes, Outcome]
+    database: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Round:
-    """One run of Hypothesis.
+    """One turn of a hunt.
 
     Attributes:
         number: of the round in the campaign.
         seed: of the draws.
         cases: stop after so many new cases; draws of cases that are known do not count.
+        hunt: whose turn it is.
+        kind: one of `fuzz.kinds.KINDS`.
+        elites: cases to start from, for the kinds that do.
     """
 
     number: int
     seed: int
     cases: int
+    hunt: str
+    kind: str = TARGET
+    elites: tuple[dict[str, Any], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +113,7 @@ class Broken(Stop):
 class Violation(Exception):  # noqa: N818  a finding, not an error of ours
     """A case that breaks the contract."""
 
-    def __init__(self, case: AttentionCase, outcome: Outcome) -> None:
+    def __init__(self, case: Case, outcome: Outcome) -> None:
         super().__init__(outcome.reason)
         self.case, self.outcome = case, outcome
 
@@ -108,14 +125,19 @@ def violation_type(root: str) -> type[Violation]:
 
 
 def work(pipe: Connection, assignment: Assignment) -> None:
-    """Entry of the process: orders in, reports out, until the pipe ends."""
+    """Entry of a process on this machine: orders in, reports out, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides what an interrupt means.
+    with Store(assignment.directory).at_work():
+        serve(pipe, lambda: Worker(pipe, assignment))
+
+
+def serve(pipe: Connection, make: Callable[[], Worker]) -> None:
+    """Make a worker and let it serve, wherever it runs; what it cannot go on after is its last report."""
     try:
-        with Store(assignment.directory).at_work():
-            worker = Worker(pipe, assignment)
-            device_model()
-            pipe.send(Report(Tally()))  # Ready: from here on a silence is a hang.
-            worker.serve()
+        worker = make()
+        device_model()
+        pipe.send(Report(Tally()))  # Ready: from here on a silence is a hang.
+        worker.serve()
     except (EOFError, OSError):
         return  # The parent is gone; whatever was judged is on disk.
     except Broken as broken:
@@ -127,23 +149,22 @@ def work(pipe: Connection, assignment: Assignment) -> None:
 class Worker:
     """State of one worker."""
 
-    def __init__(self, pipe: Connection, assignment: Assignment) -> None:
+    def __init__(self, pipe: Connection, assignment: Assignment, store: Store | None = None) -> None:
         self.pipe, self.assignment = pipe, assignment
-        self.store = Store(assignment.directory)
-        self.hunt = fuzz.hunts.find(assignment.hunt)
-        self.subject = load(assignment.subject, operation=ATTENTION)
-        self.evaluate = pkgutil.resolve_name(self.hunt.evaluator)
+        self.store = Store(assignment.directory) if store is None else store
         self.known = dict(assignment.known)
-        self.compiled: set[tuple[Any, ...]] = set()
+        self.evaluate, self.load = evaluate, _loaded
         self.tally = Tally()
         self.failures: list[tuple[str, Path, str]] = []
-        self.round = Round(0, 0, 0)
+        self.round = Round(0, 0, 0, "")
         self.new_cases = 0
         self.order: str | None = None
         self.finish_by = float("inf")
         self.shrinking = False
         self.last_report = time.monotonic()
         self.last_cpu = time.process_time()
+        self.compiled = False
+        _notice_compilation(self)
 
     def serve(self) -> None:
         """Carry out orders: a case, a round, or None to leave."""
@@ -162,90 +183,124 @@ class Worker:
                 pass
             self._report(done=True)
 
-    def _judge_alone(self, case: AttentionCase) -> None:
+    def _judge_alone(self, case: Case) -> None:
         """A case that was cut off, or that failed before the code changed."""
         outcome = self._judge(case)
         if outcome is not None and outcome.root is not None:
-            self._keep(case, outcome, final=False)
+            self._keep(case, outcome, NOT_SHRUNK)
 
     def _play(self, order: Round) -> None:
         self.round, self.shrinking, self.new_cases = order, False, 0
         done = {path.name for path in self.store.failures.glob("*.json")}
+        hunt = fuzz.hunts.find(order.hunt)
+        if order.kind in DRAWN or not order.elites or not hunt.moves:
+            self._draw(order, hunt, done)
+        else:
+            self._search(order, hunt)
+
+    def _draw(self, order: Round, hunt: Hunt, done: set[str]) -> None:
+        phases = [Phase.reuse, Phase.generate, Phase.shrink]
+        if order.kind != RANDOM:
+            phases.append(Phase.target)
 
         # No deadline and no health checks: the first case of a shape compiles for seconds.
         # `seed` stands inside `settings`, since it would take the database away again.
         @settings(
-            max_examples=EXAMPLES_PER_ROUND,
+            max_examples=order.cases + max(order.cases // 4, 40),  # some draws are repeats, which do not count
             deadline=None,
             suppress_health_check=[*HealthCheck],  # pyright: ignore[reportArgumentType]  members of an enum
-            database=DirectoryBasedExampleDatabase(self.store.examples),
-            phases=(Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
+            database=opened(self.assignment.database, self.store.examples / hunt.name),
+            phases=phases,
             report_multiple_bugs=False,
             verbosity=Verbosity.quiet,
             print_blob=False,
         )
         @hypothesis.seed(order.seed)
-        @given(self.hunt.cases(self.hunt.chosen(self.assignment.buckets)))
-        def attack(case: AttentionCase) -> None:
+        @given(hunt.cases(self._buckets(hunt)))
+        def attack(case: Case) -> None:
             self._attack(case, done)
 
         try:
             attack()  # pyright: ignore[reportCallIssue]  `given` supplies the case
         except Violation as violation:
-            self._keep(violation.case, violation.outcome, final=True)
+            self._keep(violation.case, violation.outcome, SHRUNK)
 
-    def _attack(self, case: AttentionCase, saved: set[str]) -> None:
+    def _buckets(self, hunt: Hunt) -> tuple[Any, ...]:
+        """The shapes that the hunt has of those asked for; all of them if it has none."""
+        return hunt.chosen([name for name in self.assignment.buckets if name in hunt.buckets])
+
+    def _search(self, order: Round, hunt: Hunt) -> None:
+        """Vary or climb from elites; what fails is made smaller by leaving out and simplifying."""
+        moves = hunt.moved()
+        assert moves is not None  # noqa: S101  asked before
+        starts = [Case.from_json(spec) for spec in order.elites]
+        if order.kind == EVOLVE:
+            steps = Evolution(moves, starts, order.seed, order.cases)
+        else:
+            ways = fuzz.hunts.WAYS if order.kind == CLIMB else (order.kind,)
+            steps = Climb(moves, starts, order.seed, order.cases, ways)
+        for case in steps:
+            outcome = self._judge(case)
+            steps.learn(outcome)
+            if outcome is None or outcome.root is None:
+                continue
+            if not self.store.is_shrunk(hunt.operation, outcome.root):
+                self._keep(case, outcome, NOT_SHRUNK)
+                self.shrinking = True
+                small, found = reduced(case, outcome, moves, self._judge)
+                self._keep(small, found, REDUCED)
+                self.shrinking = False
+
+    def _attack(self, case: Case, saved: set[str]) -> None:
         outcome = self._judge(case)
         if outcome is None:
             reject()
         if outcome.root is None:
-            for label, score in outcome.scores.items():
-                target(score, label=label)
+            if self.round.kind != RANDOM:
+                for label, score in outcome.scores.items():
+                    target(score, label=label)
             return
-        if self.store.failure_path(self.hunt.name, outcome.root).name in saved and self.store.is_shrunk(
-            self.hunt.name, outcome.root
+        operation = fuzz.hunts.find(case.hunt).operation
+        if self.store.failure_path(operation, outcome.root).name in saved and self.store.is_shrunk(
+            operation, outcome.root
         ):
             return
         self.shrinking = True
-        self._keep(case, outcome, final=False)
+        self._keep(case, outcome, NOT_SHRUNK)
         raise violation_type(outcome.root)(case, outcome)
 
-    def _judge(self, case: AttentionCase) -> Outcome | None:
+    def _judge(self, case: Case) -> Outcome | None:
         """Judge a case, unless that was done before; None: outside the domain."""
         self._listen()
-        spec = case.to_json(sha256="")
-        key = case_key(spec)
-        if key in self.known:
+        if case.key in self.known:
             self.tally.repeats += 1
-            return self.known[key]
-        problem = case.build()
-        spec["sha256"] = digest(problem)
-        self.store.start(self.assignment.worker, spec)
-        reproduce = f"python -m fuzz replay {self.store.records}#{spec['sha256'][:16]}"
-        if self.assignment.subject != FLYWHEEL:
-            reproduce += f" --subject {self.assignment.subject}"
-        kernel = (case.shape, case.causal, case.scale, case.config)
-        began = time.process_time()
+            return self.known[case.key]
+        hunt = fuzz.hunts.find(case.hunt)
+        name = self.assignment.subject or hunt.attacks.subject
+        self.store.start(self.assignment.worker, case.to_json(digest=False))
+        began, self.compiled = time.process_time(), False
         try:
-            record = self.evaluate(
-                case, problem, spec, subject=self.subject, name=self.assignment.subject, reproduce=reproduce
-            )
+            reproduce = f"python -m fuzz replay {self.store.records}#{case.sha256[:16]}"
+            if name != hunt.attacks.subject:
+                reproduce += f" --subject {name}"
+            subject = self.load(hunt.operation, name)
+            record = self.evaluate(case, subject=subject, name=name, reproduce=reproduce)
         except Exception as error:
             # Hypothesis would take it for a failing case, and shrink it.
-            message = f"{type(error).__name__}: {error} (while judging {case.name!r})"
+            message = f"{type(error).__name__}: {error} (while judging {case.name!r} of hunt {case.hunt})"
             raise Broken(message) from error
-        if kernel not in self.compiled:
-            self.compiled.add(kernel)
+        if self.compiled:
             self.tally.compiling += time.process_time() - began
         outcome = None
         if record is None:
             self.tally.rejected += 1
         else:
-            self.store.append(record | {"process": self.assignment.token})
+            record |= {"process": self.assignment.token, "kind": self.round.kind}
+            self.store.append(record)
             self.tally.add(record)
             self.new_cases += 1
             outcome = Outcome.of(record)
-            self._remember(key, outcome)
+            self._remember(case.key, outcome)
         self.store.finish(self.assignment.worker)
         return outcome
 
@@ -254,28 +309,32 @@ class Worker:
         if len(self.known) > MOST_KNOWN:
             self.known.pop(next(iter(self.known)))
 
-    def _keep(self, case: AttentionCase, outcome: Outcome, *, final: bool) -> None:
+    def _keep(self, case: Case, outcome: Outcome, how: str) -> None:
         assert outcome.root is not None  # noqa: S101  called for failures
-        words = SHRUNK if final else NOT_SHRUNK
-        if final and self._fails_again(case) != outcome.root:
+        words = how
+        if how != NOT_SHRUNK and self._fails_again(case) != outcome.root:
             words += "; it failed once and did not fail the same way when run again"
-        kept = with_provenance(case, f"{self._provenance()}; {words}; {outcome.reason}")
-        path = self.store.save_failure(self.hunt.name, outcome.root, kept, final=final)
+        kept = case.renamed(f"{self._provenance(case)}; {words}; {outcome.reason}")
+        operation = fuzz.hunts.find(case.hunt).operation
+        path = self.store.save_failure(operation, outcome.root, kept, final=how != NOT_SHRUNK)
         self.failures.append((outcome.root, path, outcome.reason))
 
-    def _fails_again(self, case: AttentionCase) -> str | None:
-        record = self.evaluate(case, case.build(), {}, subject=self.subject, name=self.assignment.subject, reproduce="")
+    def _fails_again(self, case: Case) -> str | None:
+        hunt = fuzz.hunts.find(case.hunt)
+        name = self.assignment.subject or hunt.attacks.subject
+        record = self.evaluate(case, subject=self.load(hunt.operation, name), name=name, reproduce="")
         return None if record is None else record["root"]
 
-    def _provenance(self) -> str:
+    def _provenance(self, case: Case) -> str:
         from verify.attention.examine import environment  # noqa: PLC0415  starts JAX
 
         versions = environment("fast")["versions"]
         date = dt.datetime.now(tz=dt.UTC).date().isoformat()
         named = ", ".join(f"{name} {versions[name]}" for name in VERSIONS)
+        subject = self.assignment.subject or fuzz.hunts.find(case.hunt).attacks.subject
         return (
-            f"searched: hunt {self.hunt.name} against {self.assignment.subject}, seed {self.round.seed}, "
-            f"round {self.round.number}, {date}; {named}"
+            f"searched: hunt {case.hunt} against {subject}, "
+            f"seed {self.round.seed}, round {self.round.number} ({self.round.kind}), {date}; {named}"
         )
 
     def _listen(self) -> None:
@@ -300,3 +359,29 @@ class Worker:
         self.pipe.send(Report(self.tally, tuple(self.failures), done=done))
         self.tally, self.failures = Tally(), []
         self.last_cpu, self.last_report = cpu, time.monotonic()
+
+
+def evaluate(case: Case, **who: Any) -> dict[str, Any] | None:  # noqa: ANN401  as the hunt's evaluator
+    """Judge a case by its hunt."""
+    return _evaluator(case.hunt)(case, **who)
+
+
+@functools.cache
+def _evaluator(hunt: str) -> Any:  # noqa: ANN401  the judge of a hunt's cases
+    return fuzz.hunts.find(hunt).evaluate()
+
+
+@functools.cache
+def _loaded(operation: str, name: str) -> Any:  # noqa: ANN401  a subject of the operation
+    return fuzz.hunts.OPERATIONS[operation].load(name)
+
+
+def _notice_compilation(worker: Worker) -> None:
+    """Let JAX say when it compiles: the CPU time of such a case is no part of the rate."""
+    import jax  # noqa: PLC0415  slow, and only workers need it
+
+    def listen(event: str, duration_secs: float, **_: str | int) -> None:
+        del duration_secs
+        worker.compiled |= event == BACKEND_COMPILES
+
+    jax.monitoring.register_event_duration_secs_listener(listen)

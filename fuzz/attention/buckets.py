@@ -137,5 +137,78 @@ _FEATURED = (
     ),
 )  # fmt: skip
 
-BUCKETS = {bucket.name: bucket for bucket in _ALL}
-FEATURE_BUCKETS = {bucket.name: bucket for bucket in _FEATURED}
+_MASKED = (
+    Bucket(
+        name="window-0-256-d64", shape=(1, 1, 1, 256, 256, 64), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="each row sees its own key alone", window=(0, None),
+    ),
+    Bucket(
+        name="window-127-384-d64", shape=(1, 2, 1, 384, 384, 64), causal=True, scale=LOG2_UNITS,
+        config=(128, 128, 128), why="128 keys: the window ends one key before the next block", window=(127, 0),
+    ),
+    Bucket(
+        name="window-128-384-d64", shape=(1, 2, 1, 384, 384, 64), causal=True, scale=LOG2_UNITS,
+        config=(128, 128, 128), why="129 keys: the window just reaches the next block", window=(128, 0),
+    ),
+    Bucket(
+        name="window-right-200x300-d64", shape=(1, 1, 1, 200, 300, 64), causal=False, scale=LOG2_UNITS,
+        config=(128, 128, 128), why="bounded to the right alone, not causal", window=(None, 3),
+    ),
+    Bucket(
+        name="heads-8-2-64x64-d64", shape=(1, 8, 2, 64, 64, 64), causal=True, scale=LOG2_UNITS,
+        config=(128, 128, 128), why="four query heads per KV head: a ratio that is not the KV head count",
+    ),
+)  # fmt: skip
+
+_REPLAYED = (
+    Bucket(
+        name="512x512-d64", shape=(1, 1, 1, 512, 512, 64), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="four query blocks that see one to four key blocks",
+    ),
+    Bucket(
+        name="384x640-d64-gqa", shape=(1, 2, 1, 384, 640, 64), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="grouped heads, three query blocks that see three to five key blocks",
+    ),
+    Bucket(
+        name="256x512-d64-wide", shape=(1, 1, 1, 256, 512, 64), causal=False, scale=LOG2_UNITS, config=(128, 256, 128),
+        why="two fragments per key block, not causal: replays of the resident block and of fetched ones",
+    ),
+)  # fmt: skip
+
+_LONG = (
+    Bucket(
+        name="128x4096-d64-full", shape=(1, 1, 1, 128, 4096, 64), causal=False, scale=LOG2_UNITS,
+        config=(128, 512, 128), why="32 fragments, every row sees all of them",
+    ),
+    Bucket(
+        name="128x4000-d64", shape=(1, 1, 1, 128, 4000, 64), causal=True, scale=None, config=(128, 128, 128),
+        why="a ragged last fragment, 32 blocks of one fragment",
+    ),
+)  # fmt: skip
+
+_RELATED = (
+    Bucket(
+        name="relations-256-d64", shape=(1, 2, 1, 256, 256, 64), causal=False, scale=LOG2_UNITS,
+        config=(128, 128, 128), why="not causal: every relation holds",
+    ),
+    Bucket(
+        name="relations-200-d64-causal", shape=(1, 2, 1, 200, 200, 64), causal=True, scale=None,
+        config=(128, 128, 128), why="causal, ragged: packing, grouped heads, constants, scaled values",
+    ),
+)  # fmt: skip
+
+_SCHEDULED = (
+    Bucket(
+        name="schedule-256-d64", shape=(1, 1, 1, 256, 256, 64), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
+        why="two by two blocks: fetches ahead, a replay that fetches again",
+    ),
+)  # fmt: skip
+
+
+def _named(buckets: tuple[Bucket, ...]) -> dict[str, Bucket]:
+    return {bucket.name: bucket for bucket in buckets}
+
+
+BUCKETS, FEATURE_BUCKETS, MASK_BUCKETS = _named(_ALL), _named(_FEATURED), _named(_MASKED)
+REPLAY_BUCKETS, LONG_BUCKETS = _named(_REPLAYED), _named(_LONG)
+RELATION_BUCKETS, SCHEDULE_BUCKETS = _named(_RELATED), _named(_SCHEDULED)

@@ -25,6 +25,7 @@ from verify.attention.adversarial import (
     FLYWHEEL_LIMIT,
     JUMPS_NATS,
     LARGEST_BF16,
+    LOG2_UNITS,
     SMALLEST_NORMAL_BF16,
     bf16_parts,
 )
@@ -332,4 +333,193 @@ def anchor_cases(draw: st.DrawFn, buckets: Sequence[Bucket] = tuple(BUCKETS.valu
         window=bucket.window,
         softcap=bucket.softcap,
         **more,
+    )
+
+
+NON_DYADIC = ("0x1.56p-2", "0x1.9ap-4", "0x1.54p+0", "-0x1.48p+1", "0x1.0p+0", "0x1.fep+6")
+"""Near 1/3, 1/10, 4/3, -2.56: no short sums; 1, and a number whose sums fill the significand."""
+
+
+@st.composite
+def constant_values(draw: st.DrawFn, buckets: Sequence[Bucket]) -> AttentionCase:
+    """Values that are one number everywhere, or two: sums over many fragments, whose exact result is known."""
+    bucket = draw(st.sampled_from(list(buckets)))
+    first = draw(st.sampled_from(NON_DYADIC))
+    edits = [Edit("v", "set", first)]
+    words = [bucket.name, f"v {first}"]
+    if draw(st.booleans()):
+        second, tokens = draw(st.sampled_from(NON_DYADIC)), draw(token_ranges(bucket, "k"))
+        edits.append(Edit("v", "set", second, start=tokens.start, stop=tokens.stop, step=tokens.step))
+        words.append(f"{second} at {tokens.words}")
+    q_exponent, k_exponent = draw(st.sampled_from(((None, None), (-3, -3), (-1, -2), (0, 0))))
+    planted = draw(st.lists(plants(bucket), max_size=1))
+    words += [plant.words for plant in planted]
+    words.append("equal logits" if q_exponent is None or k_exponent is None else f"logits 2^{q_exponent + k_exponent}")
+    return AttentionCase(
+        "; ".join(words),
+        bucket.shape,
+        causal=bucket.causal,
+        scale=bucket.scale,
+        seed=draw(st.integers(0, 2**16 - 1)),
+        exponents=(q_exponent, k_exponent, 0),
+        edits=(*plant_edits(planted, bucket), *edits),
+        config=bucket.config,
+    )
+
+
+PATTERNS = ("none", "first", "last", "diagonal", "consecutive", "some", "all")
+STEPS = (150.0, 300.0, 149.0, 1000.0, 2885.0)
+"""log2 units by which each further jump of a row rises: around the limit, and far beyond it."""
+
+
+def _hit_blocks(draw: st.DrawFn, bucket: Bucket, q_block: int, pattern: str) -> list[int]:
+    """The key blocks in which a query block meets a jump."""
+    block_q, block_kv, _ = bucket.config
+    last_row = min((q_block + 1) * block_q, bucket.q_len) - 1
+    seen = bucket.last_key(last_row) // block_kv + 1
+    chosen = {
+        "none": list,
+        "first": lambda: [0],
+        "last": lambda: [seen - 1],
+        "diagonal": lambda: [bucket.last_key(q_block * block_q) // block_kv],
+        "consecutive": lambda: list(range(min(1, seen - 1), min(4, seen))),
+        "some": lambda: sorted(draw(st.sets(st.integers(0, seen - 1), min_size=1, max_size=3))),
+        "all": lambda: list(range(seen)),
+    }
+    return chosen[pattern]()
+
+
+@st.composite
+def replay_cases(draw: st.DrawFn, buckets: Sequence[Bucket]) -> AttentionCase:
+    """Jumps chosen per query block: which are replayed, at which key blocks, and for which of their rows."""
+    bucket = draw(st.sampled_from(list(buckets)))
+    block_q, block_kv, _ = bucket.config
+    planted, words = [], [bucket.name]
+    for q_block in range(-(-bucket.q_len // block_q)):
+        pattern = draw(st.sampled_from(PATTERNS))
+        hit = _hit_blocks(draw, bucket, q_block, pattern)
+        if not hit:
+            continue
+        first, stop = q_block * block_q, min((q_block + 1) * block_q, bucket.q_len)
+        row = draw(st.sampled_from((first, (first + stop) // 2, stop - 1)))
+        rows = draw(st.sampled_from((Tokens(first, stop, 1, f"{first}:{stop}"), one_token(row))))
+        step = draw(st.sampled_from(STEPS))
+        sign = draw(st.sampled_from((1.0, -1.0)))
+        offset = draw(st.sampled_from((17, 0, block_kv - 1)))
+        keys = [min(block * block_kv + offset, bucket.kv_len - 1) for block in hit]
+        scores = tuple((one_token(key), float(np.float32(sign * step * (n + 1)))) for n, key in enumerate(keys))
+        planted.append(Plant(scores, rows, None, None, ""))
+        words.append(f"{pattern} {sign * step:g} rows {rows.words}")
+    q_exponent, k_exponent = draw(st.sampled_from(((None, None), (-1, -2), (0, 0))))
+    v_exponent = draw(st.sampled_from((0, 35, 118)))
+    words.append("equal logits" if q_exponent is None or k_exponent is None else f"logits 2^{q_exponent + k_exponent}")
+    return AttentionCase(
+        "; ".join([*words, f"v 2^{v_exponent}"]),
+        bucket.shape,
+        causal=bucket.causal,
+        scale=bucket.scale,
+        seed=draw(st.integers(0, 2**16 - 1)),
+        exponents=(q_exponent, k_exponent, v_exponent),
+        edits=plant_edits(planted, bucket),
+        config=bucket.config,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class RaggedBucket:
+    """Token axes and heads of packed batches; lengths are drawn, since kernels take them as data.
+
+    Attributes:
+        name: what the command line calls it.
+        shape: 1, heads, kv_heads, q tokens, k tokens, head_dim.
+        causal: bottom-right aligned within each sequence.
+        sequences: how many there are.
+        why: what it reaches.
+        window: (left, right).
+    """
+
+    name: str
+    shape: tuple[int, int, int, int, int, int]
+    causal: bool
+    sequences: int
+    why: str
+    window: tuple[int | None, int | None] | None = None
+
+
+RAGGED_BUCKETS = {
+    bucket.name: bucket
+    for bucket in (
+        RaggedBucket(
+            "packed-96-d64",
+            (1, 2, 1, 96, 96, 64),
+            causal=True,
+            sequences=4,
+            why="self-attention of short sequences: tails of 1 to 17 rows",
+        ),
+        RaggedBucket(
+            "packed-320-d64", (1, 4, 2, 320, 320, 64), causal=True, sequences=6, why="sequences over several key blocks"
+        ),
+        RaggedBucket(
+            "unequal-64x256-d64",
+            (1, 2, 1, 64, 256, 64),
+            causal=True,
+            sequences=4,
+            why="queries behind keys of other lengths",
+        ),
+        RaggedBucket(
+            "window-192-d64",
+            (1, 2, 1, 192, 192, 64),
+            causal=True,
+            sequences=3,
+            why="a window that ends within sequences",
+            window=(24, 0),
+        ),
+        RaggedBucket(
+            "full-128-d128", (1, 2, 1, 128, 128, 128), causal=False, sequences=4, why="not causal, head_dim 128"
+        ),
+    )
+}
+
+
+def _cuts(draw: st.DrawFn, sequences: int, tokens: int) -> tuple[int, ...]:
+    """Cumulative lengths: short tails, empty sequences, edges on and off the 8-row grid, padding behind the last."""
+    edge = st.one_of(st.sampled_from((tokens, 0, 1, 7, 8, 9, 13, 17, 64, 127, 128, 129)), st.integers(0, tokens)).map(
+        lambda n: min(n, tokens)
+    )
+    return (0, *sorted(draw(st.lists(edge, min_size=sequences, max_size=sequences))))
+
+
+@st.composite
+def ragged_cases(draw: st.DrawFn, buckets: Sequence[RaggedBucket]) -> AttentionCase:
+    """Packed sequences of any lengths over ordinary, equal or jumping scores."""
+    bucket = draw(st.sampled_from(list(buckets)))
+    q_tokens, k_tokens = bucket.shape[3:5]
+    cu_q = _cuts(draw, bucket.sequences, q_tokens)
+    cu_k = cu_q if q_tokens == k_tokens and draw(st.booleans()) else _cuts(draw, bucket.sequences, k_tokens)
+    if not cu_q[-1] or not cu_k[-1]:  # a batch without a row or without a key is refused before it is packed
+        cu_q, cu_k = ((*cu[:-1], tokens) for cu, tokens in ((cu_q, q_tokens), (cu_k, k_tokens)))
+    q_exponent, k_exponent = draw(st.sampled_from(((None, None), (-1, -2), (0, 0), (2, 0), (8, 4))))
+    edits: list[Edit] = []
+    words = [bucket.name, f"cu_q {list(cu_q)}", f"cu_k {list(cu_k)}"]
+    if draw(st.booleans()):
+        key, size = draw(st.integers(0, k_tokens - 1)), draw(st.sampled_from((60.0, 149.0, 160.0, 2885.0)))
+        edits = [Edit("k", "set", "0x0p+0", lanes=(0, 3)), Edit("q", "set", "0x1p+0", lanes=(0, 3))]
+        edits += [
+            Edit("k", "set", part, start=key, stop=key + 1, lanes=(lane, lane + 1))
+            for lane, part in enumerate(bf16_parts(size))
+        ]
+        words.append(f"{size:g} at key {key}")
+    v_exponent = draw(st.sampled_from((0, 35, 100, 118)))
+    words.append("equal logits" if q_exponent is None or k_exponent is None else f"logits 2^{q_exponent + k_exponent}")
+    return AttentionCase(
+        "; ".join([*words, f"v 2^{v_exponent}"]),
+        bucket.shape,
+        causal=bucket.causal,
+        scale=LOG2_UNITS,
+        seed=draw(st.integers(0, 2**16 - 1)),
+        exponents=(q_exponent, k_exponent, v_exponent),
+        edits=tuple(edits),
+        window=bucket.window,
+        cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k,
     )

@@ -108,3 +108,11 @@ def _counter() -> list[int]:
 def _count() -> int:
     _counter()[0] += 1
     return _counter()[0]
+
+
+def hoards(problem: AttentionProblem, *, config: Config = (0, 0, 0)) -> SubjectResult:
+    """Takes six gigabytes of address space and holds them, touched page by page, for a while."""
+    held = np.ones(6 * 2**27)
+    time.sleep(30.0)
+    del held
+    return oracle(problem, config=config)

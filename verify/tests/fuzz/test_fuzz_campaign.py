@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from fuzz.campaign import Campaign, Plan
+from fuzz.case import Case, case_key, load_case
 from fuzz.cli import INTERRUPTED, OK, USAGE, VIOLATED, main
-from fuzz.outcome import case_key
+from fuzz.crew import LocalCrew
 from fuzz.store import State, Store
 from verify import records
-from verify.attention.cases import AttentionCase, Edit, load_case
+from verify.attention.cases import AttentionCase, Edit
 
 ROOT = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
@@ -111,7 +112,7 @@ def test_a_crash_is_a_finding(tmp_path: Path) -> None:
     assert len({case_key(record["case_spec"]) for record in found}) == 5
     (bad,) = [record for record in found if record["verdict"] == "fail"]
     assert "exit code -9" in bad["reason"]
-    case = load_case(tmp_path / "failures" / "anchor-crash-signal-9.json")
+    case = load_case(tmp_path / "failures" / "attention-crash-signal-9.json")
     assert case_key(case.to_json()) == case_key(bad["case_spec"])
     assert not list((tmp_path / "running").iterdir())
 
@@ -122,7 +123,7 @@ def test_a_hang_is_a_finding(tmp_path: Path) -> None:
     assert main(arguments(tmp_path, "hangs", "--examples", "4", "--case-seconds", "20")) == VIOLATED
     (bad,) = [record for record in judged(tmp_path) if record["verdict"] == "fail"]
     assert "no result within 20 seconds" in bad["reason"]
-    assert (tmp_path / "failures" / "anchor-hang.json").exists()
+    assert (tmp_path / "failures" / "attention-hang.json").exists()
 
 
 def test_killed_and_resumed(tmp_path: Path) -> None:
@@ -163,20 +164,22 @@ def test_changed_code_starts_afresh(tmp_path: Path) -> None:
     """Records about other code are set aside, and saved failures are judged again by the code of today."""
     store = Store(tmp_path)
     store.prepare()
-    store.save_state(State("anchor", "fuzz_subjects:raises", [SMALL], 3, "the code of yesterday"))
+    store.save_state(State(["anchor"], "fuzz_subjects:raises", [SMALL], 3, "the code of yesterday"))
     (tmp_path / "records.jsonl").write_text("judged by the code of yesterday\n", encoding="utf-8")
     huge = Edit("v", "set", "0x1p+120")
     failed = AttentionCase("huge", (1, 1, 1, 128, 128, 64), edits=(huge,), config=(128, 128, 128))
     fixed = AttentionCase("fixed", (1, 1, 1, 128, 128, 64), config=(128, 128, 128))
-    store.save_failure("anchor", "raised-OverflowError", failed, final=True)
-    store.save_failure("anchor", "out-beyond", fixed, final=True)
+    store.save_failure("attention", "raised-OverflowError", Case("anchor", failed), final=True)
+    store.save_failure("attention", "out-beyond", Case("anchor", fixed), final=True)
     notes = Notes()
-    campaign = Campaign(Plan("anchor", tmp_path, subject="fuzz_subjects:raises", buckets=(SMALL,), examples=2), notes)
+    campaign = Campaign(
+        Plan(("anchor",), tmp_path, subject="fuzz_subjects:raises", buckets=(SMALL,), examples=2), notes
+    )
     assert campaign.run().cases == 2
     assert any("the code has changed" in line for line in notes.lines)
     assert len(list(tmp_path.glob("records-until-*.jsonl"))) == 1
     assert {record["case"]: record["verdict"] for record in judged(tmp_path)} == {"huge": "fail", "fixed": "pass"}
-    assert [path.name for path in store.failures.glob("*.json")] == ["anchor-raised-OverflowError.json"]
+    assert [path.name for path in store.failures.glob("*.json")] == ["attention-raised-OverflowError.json"]
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,7 @@ def test_another_campaign_in_the_directory_is_refused(
     """A directory keeps to one hunt, subject and seed; the error names both and the way out."""
     store = Store(tmp_path)
     store.prepare()
-    state = State("anchor", "fuzz_subjects:oracle", [SMALL], 3, "code")
+    state = State(["anchor"], "fuzz_subjects:oracle", [SMALL], 3, "code")
     store.save_state(state)
     assert main([*arguments(tmp_path, "oracle", "--examples", "1"), *change]) == USAGE
     said = capsys.readouterr().out
@@ -223,7 +226,7 @@ def test_bad_arguments_are_named(
 ) -> None:
     """What does not exist is named before any process is started, with exit code 2."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(Campaign, "_start", None)
+    monkeypatch.setattr(LocalCrew, "hire", None)
     assert main(words) == USAGE
     assert message in capsys.readouterr().out
 

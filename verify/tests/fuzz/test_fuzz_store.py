@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from fuzz import corpus
-from fuzz.cli import OK, USAGE, main
-from fuzz.outcome import Outcome, case_key, severity
+from fuzz import corpus, plans
+from fuzz.case import Case, case_key, load_case, save_case
+from fuzz.cli import OK, USAGE, _parser, _plan, main
+from fuzz.describe import pytest_source, sentence
+from fuzz.index import Index
+from fuzz.outcome import Outcome, severity
 from fuzz.store import NOT_SHRUNK, Store, StoreError
 from fuzz.tally import Elite, Tally
 from verify import records
-from verify.attention.cases import AttentionCase, Edit, load_case, save_case
+from verify.attention.cases import AttentionCase, Edit
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-CASE = AttentionCase("a case; of words", (1, 1, 1, 128, 128, 64), seed=5, config=(128, 128, 128))
+INPUTS = AttentionCase("a case; of words", (1, 1, 1, 128, 128, 64), seed=5, config=(128, 128, 128))
+CASE = Case("anchor", INPUTS)
 
 
-def record(case: AttentionCase = CASE, share: float | str = 0.5, root: str | None = None) -> dict[str, Any]:
+def record(case: Case = CASE, share: float | str = 0.5, root: str | None = None) -> dict[str, Any]:
     """A record as a hunt writes it."""
     spec = case.to_json()
     return {
         "format": records.FORMAT,
         "subject": "x",
+        "hunt": "anchor",
         "case": case.name,
         "family": "fuzz",
         "sha256": spec["sha256"],
@@ -72,22 +78,23 @@ def test_file_of_one_torn_line(store: Store) -> None:
 
 def test_totals_come_back_from_the_records(store: Store) -> None:
     """A resumed campaign knows what was judged, what failed, and the worst case of each class."""
-    other = AttentionCase("other", CASE.shape, seed=6, config=CASE.config)
+    other = Case("anchor", AttentionCase("other", INPUTS.shape, seed=6, config=INPUTS.config))
     store.append(record())
     store.append(record(other, share=0.75, root="out-beyond"))
     tally, known = store.known()
     assert (tally.cases, tally.violations, tally.replays, tally.blocks) == (2, 1, 2, 4)
     assert tally.worst is not None
     assert tally.worst.share == 0.75
-    assert known[case_key(CASE.to_json())] == Outcome(None, "", {"a": 1.0})
+    assert known[case_key(CASE.to_json())] == Outcome(None, "", {"a": 1.0}, 0.5)
     assert known[case_key(other.to_json())].root == "out-beyond"
 
 
 def test_case_key_is_about_content() -> None:
     """Names and provenance do not make another case; a seed does."""
-    named = AttentionCase("another name", CASE.shape, seed=5, config=CASE.config, provenance="x")
-    assert case_key(named.to_json()) == case_key(CASE.to_json())
-    assert case_key(AttentionCase("a case", CASE.shape, seed=6).to_json()) != case_key(CASE.to_json())
+    named = AttentionCase("another name", INPUTS.shape, seed=5, config=INPUTS.config, provenance="x")
+    assert CASE.with_inputs(named).key == CASE.key == case_key(CASE.to_json())
+    assert Case("anchor", AttentionCase("a case", INPUTS.shape, seed=6)).key != CASE.key
+    assert Case("anchor", INPUTS, (("seed", 1),)).key != CASE.key
 
 
 def test_case_left_running_is_found(store: Store) -> None:
@@ -101,22 +108,24 @@ def test_case_left_running_is_found(store: Store) -> None:
 
 def test_only_a_smaller_case_replaces_a_provisional_one(store: Store) -> None:
     """While shrinking, the smallest failing case so far is on disk; the final one always is."""
-    long = AttentionCase("long", CASE.shape, seed=5, edits=(Edit("v", "set", "0x1p+0"),), provenance=NOT_SHRUNK)
-    short = AttentionCase("short", CASE.shape, seed=5, provenance=NOT_SHRUNK)
-    path = store.save_failure("anchor", "out-nan-for-finite", short, final=False)
-    store.save_failure("anchor", "out-nan-for-finite", long, final=False)
+    one = (Edit("v", "set", "0x1p+0"),)
+    shape = INPUTS.shape
+    long = CASE.with_inputs(AttentionCase("long", shape, seed=5, edits=one, provenance=NOT_SHRUNK))
+    short = CASE.with_inputs(AttentionCase("short", shape, seed=5, provenance=NOT_SHRUNK))
+    path = store.save_failure("attention", "out-nan-for-finite", short, final=False)
+    store.save_failure("attention", "out-nan-for-finite", long, final=False)
     assert load_case(path).name == "short"
-    assert not store.is_shrunk("anchor", "out-nan-for-finite")
-    final = AttentionCase("final", CASE.shape, seed=5, edits=long.edits)
-    store.save_failure("anchor", "out-nan-for-finite", final, final=True)
+    assert not store.is_shrunk("attention", "out-nan-for-finite")
+    final = CASE.with_inputs(AttentionCase("final", shape, seed=5, edits=one))
+    store.save_failure("attention", "out-nan-for-finite", final, final=True)
     assert load_case(path).name == "final"
-    assert store.is_shrunk("anchor", "out-nan-for-finite")
+    assert store.is_shrunk("attention", "out-nan-for-finite")
 
 
 def test_foreign_state_is_refused(store: Store) -> None:
     """A campaign.json of another program stops the run with its path."""
     (store.directory / "campaign.json").write_text('{"something": "else"}', encoding="utf-8")
-    with pytest.raises(StoreError, match=r"campaign\.json: not a flywheel-campaign/1"):
+    with pytest.raises(StoreError, match=r"campaign\.json: not a flywheel-campaign/2"):
         store.load_state()
 
 
@@ -151,7 +160,7 @@ def test_promote_adds_a_case_with_provenance(tmp_path: Path, capsys: pytest.Capt
     assert "holds the same case" in capsys.readouterr().out
     assert main(["list", "--corpus", str(there)]) == OK
     said = capsys.readouterr().out
-    assert "anchor: static-anchor softmax" in said
+    assert "anchor (flywheel.attention): static-anchor softmax" in said
     assert "corpus (1 cases)" in said
     assert "searched: by a test" in said
 
@@ -175,3 +184,72 @@ def test_file_names_are_plain() -> None:
         corpus.slug("512x512-d64; 150.0 at keys 3:19 rows 2::3; v 2^118")
         == "512x512-d64-150.0-at-keys-3-19-rows-2-3-v-2^118"
     )
+
+
+def test_index_follows_the_records(store: Store) -> None:
+    """Each record is taken in once, torn lines are waited for, and failures are told by root with their count."""
+    others = [CASE.with_inputs(AttentionCase("n", INPUTS.shape, seed=n)) for n in range(3)]
+    for other in others[:2]:
+        store.append(record(other, share=2.0, root="out-beyond"))
+    store.update_index()
+    with store.records.open("ab") as file:
+        file.write(b'{"format":')
+    store.update_index()
+    store.append(record(others[2], share=0.25))
+    store.update_index()
+    with Index(store.index) as index:
+        assert index.count() == 3
+        (found,) = index.roots()
+        assert (found.root, found.cases, found.hunts) == ("out-beyond", 2, ("anchor",))
+        (at,) = index.worst("anchor")
+    assert store.records.read_bytes()[at:].startswith(b"{")
+    again = store.index.with_name("again.sqlite")
+    with Index(again) as index:
+        assert index.catch_up(store.records) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("minutes = 0", "minutes must be positive, got 0"),
+        ("hours = 1", "unknown field 'hours'"),
+        ('workers = "two"', "workers has the wrong type, got 'two'"),
+        ('kinds = ["magic"]', "kinds must be among random, target"),
+        ("minutes = ", "no campaign file"),
+    ],
+)
+def test_campaign_files_are_checked(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong field is named with its value and the rule, before anything starts."""
+    path = tmp_path / "mine.toml"
+    path.write_text(text, encoding="utf-8")
+    assert main(["run", "--campaign", str(path)]) == USAGE
+    assert message in capsys.readouterr().out
+
+
+def test_own_campaign_files_can_be_read() -> None:
+    """smoke takes a minute, nightly a night, weekend longer; the command line wins over the file."""
+    minutes = [plans.load(name)["minutes"] for name in ("smoke", "nightly", "weekend")]
+    assert minutes[0] == 1
+    assert minutes == sorted(minutes)
+    options = _parser().parse_args(["run", "masks", "--campaign", "smoke", "--minutes", "2", "--seed", "9"])
+    plan = _plan(options)
+    assert (plan.hunts, plan.minutes, plan.seed) == (("masks",), 2, 9)
+
+
+def test_test_to_paste_fails_as_long_as_the_case_does(tmp_path: Path) -> None:
+    """The source runs by itself under pytest's rules: it judges the very case, and says what is special about it."""
+    jump = Edit("v", "set", "0x1p+120", start=3, stop=4)
+    case = CASE.with_inputs(dataclasses.replace(INPUTS, edits=(jump,)))
+    assert "|v| up to 2^120.0" in sentence(case)
+    for subject, fails in (("fuzz_subjects:oracle", False), ("fuzz_subjects:raises", True)):
+        space: dict[str, Any] = {}
+        exec(compile(pytest_source(case, subject), str(tmp_path / "pasted.py"), "exec"), space)  # noqa: S102
+        (test,) = [value for name, value in space.items() if name.startswith("test_")]
+        assert "|v| up to 2^120.0" in test.__doc__
+        if fails:
+            with pytest.raises(AssertionError, match="values too large"):
+                test()
+        else:
+            test()

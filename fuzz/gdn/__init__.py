@@ -1,0 +1,1 @@
+"""Hunts for Gated DeltaNet: the chunk's triangular inverse, and the layer."""

@@ -1,0 +1,211 @@
+"""The hunts for Gated DeltaNet."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from hypothesis import strategies as st
+
+from fuzz.case import Case
+from fuzz.gdn.inverse_case import BETAS, FAMILIES, InverseCase
+from fuzz.gdn.inverse_moves import words
+from fuzz.gdn.layer_case import GATES, LayerCase
+from fuzz.gdn.layer_moves import words as layer_words
+from fuzz.hunts import Hunt
+from fuzz.kinds import KINDS, LOCAL
+from fuzz.operations import INVERSE, LAYER
+from verify.gdn.cases import BETAS as LAYER_BETAS
+from verify.gdn.cases import DECAYS as LAYER_DECAYS
+from verify.gdn.cases import KEYS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hypothesis.strategies import SearchStrategy
+
+
+@dataclasses.dataclass(frozen=True)
+class InverseBucket:
+    """A precision and a range of write strengths; every matrix is 64 x 64.
+
+    Attributes:
+        name: what the command line calls it.
+        precision: of the operands.
+        betas: largest write strengths to draw from, hexadecimal.
+        why: what it reaches.
+    """
+
+    name: str
+    precision: str
+    betas: tuple[str, ...]
+    why: str
+
+
+BELOW_ONE = ("0x1p+0", *(x.hex() for x in (0.5, 0.58203125, 0.8349609375, 0.98828125)))
+UP_TO_TWO = ("0x1p+1", *(x.hex() for x in (1.1, 1.5, 1.9, 1.9501953125)))
+
+INVERSE_BUCKETS = {
+    bucket.name: bucket
+    for bucket in (
+        InverseBucket("bf16", "bf16", BELOW_ONE, "the domain of the 8-product inverse: write strengths up to 1"),
+        InverseBucket("bf16x3", "bf16x3", BELOW_ONE, "operands as pairs of BF16 numbers"),
+        InverseBucket("bf16x3-beta-2", "bf16x3", UP_TO_TWO, "write strengths up to 2: inverses may be large"),
+        InverseBucket("bf16-beta-2", "bf16", UP_TO_TWO, "beyond what BF16 operands are meant for; the bound says so"),
+    )
+}
+DECAYS = (
+    "0x1p+0",
+    *(float.fromhex(x).hex() for x in ("0x1.ffcp-1", "0x1.fap-1", "0x1p-8", "0x1p-100", "0x0p+0")),
+    "random",
+)
+
+
+def _fp32(text: str) -> str:
+    """The nearest FP32 number, written down."""
+    import numpy as np  # noqa: PLC0415  light, and used here alone
+
+    return float(np.float32(float.fromhex(text))).hex()
+
+
+@st.composite
+def inverse_cases(draw: st.DrawFn, buckets: Sequence[InverseBucket]) -> Case:
+    """A matrix from a family of keys, write strengths and decays."""
+    bucket = draw(st.sampled_from(list(buckets)))
+    inputs = InverseCase(
+        "",
+        width=draw(st.sampled_from((2, 3, 4, 8, 16, 128))),
+        family=draw(st.sampled_from(FAMILIES)),
+        period=draw(st.integers(1, 16)),
+        noise=draw(st.integers(-10, 0)),
+        beta_kind=draw(st.sampled_from(BETAS)),
+        beta_max=_fp32(draw(st.sampled_from(bucket.betas))),
+        decay=draw(st.sampled_from(DECAYS)),
+        seed=draw(st.integers(0, 2**16 - 1)),
+    )
+    return Case("inverse", dataclasses.replace(inputs, name=words(inputs)), (("precision", bucket.precision),))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerBucket:
+    """Heads, taps and sequences of a layer; lengths are drawn, since the kernel takes them as data.
+
+    Attributes:
+        name: what the command line calls it.
+        heads: n_kq, n_v.
+        width: taps of the convolution.
+        sequences: how many are packed.
+        tokens: at most so many in all.
+        why: what it reaches.
+    """
+
+    name: str
+    heads: tuple[int, int]
+    width: int
+    sequences: int
+    tokens: int
+    why: str
+
+
+UP_TO_ONE = [name for name in LAYER_BETAS if "2" not in name]
+
+LAYER_BUCKETS = {
+    bucket.name: bucket
+    for bucket in (
+        LayerBucket("one-128", (1, 1), 4, 1, 128, "one sequence of up to two chunks"),
+        LayerBucket("packed-128", (1, 2), 4, 3, 128, "three sequences: tails shorter than the convolution, empty ones"),
+        LayerBucket("grouped-192", (1, 2), 2, 2, 192, "two value heads per key head, two taps"),
+    )
+}
+GATE_BUCKETS = {"one-128": LAYER_BUCKETS["one-128"]}
+
+
+def _lengths(draw: st.DrawFn, bucket: LayerBucket) -> tuple[int, ...]:
+    """Lengths: ordinary first, then those around the convolution's width, the 8-row grid and the chunk."""
+    most = bucket.tokens // bucket.sequences
+    length = st.one_of(st.sampled_from((16, 0, 1, 2, 3, 4, 7, 8, 9, 13, 63, 64, 65)), st.integers(0, most))
+    lengths = draw(st.lists(length.map(lambda n: min(n, most)), min_size=bucket.sequences, max_size=bucket.sequences))
+    return tuple(lengths) if sum(lengths) else (16, *lengths[1:])
+
+
+@st.composite
+def layer_cases(draw: st.DrawFn, hunt: str, buckets: Sequence[LayerBucket]) -> Case:
+    """A layer call; `gates` draws the gates' ends, `state` the packing and the slots."""
+    bucket = draw(st.sampled_from(list(buckets)))
+    count = bucket.sequences
+    lengths = _lengths(draw, bucket)
+    slots = count + 1
+    order = tuple(draw(st.permutations(range(slots))))[:count]
+    others = tuple(draw(st.permutations(range(slots))))[:count] if draw(st.booleans()) else order
+    padded = draw(st.integers(0, 3)) == 3
+    writes = (-1, *order[1:]) if padded else order
+    # A slot that one sequence writes is read by no other: the order of sequences would matter.
+    reads = tuple(r if r == w or r not in writes else w for r, w in zip(others, writes, strict=True))
+    inputs = LayerCase(
+        "",
+        keys=draw(st.sampled_from(list(KEYS))),
+        beta=draw(st.sampled_from(UP_TO_ONE)),
+        decay=draw(st.sampled_from(list(LAYER_DECAYS))),
+        seed=draw(st.integers(0, 2**16 - 1)),
+        lengths=lengths,
+        padding=draw(st.sampled_from((0, 1, 8, 17))),
+        heads=bucket.heads,
+        width=bucket.width,
+        size=draw(st.sampled_from((0, -4, 4))) if hunt == "state" else draw(st.integers(-40, 20)),
+        gates=draw(st.sampled_from(list(GATES))) if hunt == "gates" else "ordinary",
+        initial=tuple(draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))),
+        reads=reads,
+        writes=writes,
+        slots=slots,
+        poison=draw(st.booleans()),
+    )
+    return Case(hunt, dataclasses.replace(inputs, name=layer_words(inputs)))
+
+
+def _gates(buckets: Sequence[LayerBucket]) -> SearchStrategy[Case]:
+    return layer_cases("gates", buckets)
+
+
+def _state(buckets: Sequence[LayerBucket]) -> SearchStrategy[Case]:
+    return layer_cases("state", buckets)
+
+
+def _cases(buckets: Sequence[InverseBucket]) -> SearchStrategy[Case]:
+    return inverse_cases(buckets)
+
+
+HUNTS = (
+    Hunt(
+        "inverse",
+        "the chunk's triangular inverse: repeated, near-duplicate, alternating, periodic and low-rank keys, write "
+        "strengths up to 1 and 2, decays from none to a reset",
+        INVERSE,
+        INVERSE_BUCKETS,
+        _cases,
+        "fuzz.gdn.inverse:evaluate",
+        "fuzz.gdn.inverse_moves:MOVES",
+        LOCAL,
+    ),
+    Hunt(
+        "gates",
+        "a Gated DeltaNet layer at the ends of its gates and norms: resets, exp(a_log) that overflows, decays far "
+        "below the range, projections that silu and l2norm flush or overflow",
+        LAYER,
+        GATE_BUCKETS,
+        _gates,
+        "fuzz.gdn.layer:evaluate",
+        "fuzz.gdn.layer_moves:MOVES",
+        KINDS,
+    ),
+    Hunt(
+        "state",
+        "state carry and slots: permuted, padded and unread slots, initial states that do not count, sequences shorter "
+        "than the convolution, poison wherever nothing is read",
+        LAYER,
+        LAYER_BUCKETS,
+        _state,
+        "fuzz.gdn.layer:evaluate",
+        "fuzz.gdn.layer_moves:MOVES",
+        KINDS,
+    ),
+)

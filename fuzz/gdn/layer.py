@@ -1,0 +1,77 @@
+"""One layer call of Gated DeltaNet: run the kernel, judge outputs, states and copies, say what a search can learn."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import TYPE_CHECKING, Any
+
+from fuzz.attention.evaluate import log2
+from fuzz.outcome import severity, shares
+from verify.attention.examine import environment, measures_json
+from verify.records import FORMAT
+from verify.subjects.gdn import judge_gdn_subject
+from verify.verdict import Verdict
+
+if TYPE_CHECKING:
+    from fuzz.case import Case
+    from verify.gdn.problem import GdnProblem
+    from verify.subjects.gdn import GdnSubject
+
+
+def evaluate(case: Case, *, subject: GdnSubject, name: str, reproduce: str) -> dict[str, Any] | None:
+    """Judge a call; None if the kernel does not take it or nothing lies inside the contract's domain."""
+    start = time.perf_counter()
+    problem: GdnProblem = case.problem
+    judged = judge_gdn_subject(subject, problem)
+    judgement = judged.judgement
+    if judgement.verdict in (Verdict.SKIPPED, Verdict.OUTSIDE_DOMAIN):
+        return None
+    record: dict[str, Any] = {
+        "format": FORMAT,
+        "subject": name,
+        "hunt": case.hunt,
+        "case": case.name,
+        "family": "fuzz",
+        "sha256": case.sha256,
+        "shape": {"tokens": problem.tokens, "heads": list(problem.heads)},
+        "features": {},
+        "verdict": judgement.verdict.value,
+        "reason": judgement.reason,
+        "notes": list(judgement.notes),
+        "measures": {part: measures_json(measures) for part, measures in judgement.measures.items()},
+        "replays": None,
+        "query_blocks": None,
+        "replay_map": None,
+        "environment": environment("fast"),
+        "reproduce": reproduce,
+        "case_spec": case.to_json(),
+    }
+    found = shares(record)
+    inputs: Any = case.inputs
+    cells = [f"{inputs.keys.replace(' ', '-')} {inputs.beta} {inputs.decay}"]
+    cells += [f"all {part} ulp 2^{_exponent(float(m['ulp']['value']))}" for part, m in record["measures"].items()]
+    cells += [f"all {part} share 2^{_exponent(share)}" for part, share in found.items()]
+    bad = judgement.verdict is Verdict.FAIL
+    return record | {
+        "root": _root(judgement.reason, found) if bad else None,
+        "scores": {f"log2 share of the bound, {part}": log2(share) for part, share in found.items()},
+        "classes": {f"{part} share": share for part, share in found.items()},
+        "cells": cells,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _root(reason: str, found: dict[str, float]) -> str:
+    broken = {part: share for part, share in found.items() if not share <= 1.0}
+    if broken:
+        part = max(broken, key=lambda one: severity(broken[one]))
+        return f"{part}-{'beyond' if math.isfinite(broken[part]) else 'not-finite'}"
+    for word in ("conv_state", "slots", "raised"):
+        if word in reason:
+            return word
+    return "shape"
+
+
+def _exponent(x: float) -> str:
+    return f"{math.ceil(math.log2(x))}" if 0 < x < math.inf else f"{x:g}"

@@ -1,0 +1,94 @@
+"""Kernels for the chunk's inverse by name, and any at `package.module:object`."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from verify.gdn.inverse_steps import InverseSteps
+from verify.subjects.gdn import GdnSubjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fuzz.gdn.inverse_case import InverseProblem
+
+OURS = "flywheel.triangular_inverse"
+
+
+@dataclasses.dataclass(frozen=True)
+class InverseSubject:
+    """A kernel for (I + L)^-1.
+
+    Attributes:
+        name: shown in verdicts and records.
+        call: `call(lower, precision)` on an FP32 matrix, returns FP32 `[64, 64]`; NotImplementedError if it has no such
+            precision.
+        finish: how its last products round (`verify.gdn.inverse_steps.InverseSteps`).
+        modules: what must be importable.
+        contract: what its documentation promises.
+    """
+
+    name: str
+    call: Callable[[np.ndarray, str], np.ndarray]
+    finish: str = "add"
+    modules: tuple[str, ...] = ()
+    contract: str = ""
+
+    def steps(self, precision: str) -> InverseSteps:
+        """The contract's roundings."""
+        return InverseSteps(precision, self.finish)
+
+    def missing(self) -> str | None:
+        """Why it cannot run here."""
+        absent = [module for module in self.modules if importlib.util.find_spec(module) is None]
+        return f"{', '.join(absent)} is not installed" if absent else None
+
+    def invert(self, problem: InverseProblem, precision: str) -> np.ndarray:
+        """Its inverse."""
+        return np.asarray(self.call(problem.lower, precision))
+
+
+def _ours(lower: np.ndarray, precision: str) -> np.ndarray:
+    import jax.numpy as jnp  # noqa: PLC0415  starts JAX
+
+    from flywheel.gdn import triangular_inverse  # noqa: PLC0415
+
+    return np.asarray(triangular_inverse(jnp.asarray(lower), precision=precision, interpret=True))  # type: ignore[arg-type]
+
+
+FLYWHEEL = InverseSubject(OURS, _ours, contract="docs/gdn-inverse-contract.md")
+
+
+def names() -> tuple[str, ...]:
+    """The names that are known."""
+    return (OURS,)
+
+
+def load(name: str) -> InverseSubject:
+    """The subject of that name, or what stands at `package.module:object`: an `InverseSubject`, or a function.
+
+    Raises:
+        GdnSubjectError: no such name, or nothing callable stands there.
+    """
+    if name == OURS:
+        return FLYWHEEL
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        message = f"subject must be package.module:object or one of {', '.join(names())}; got {name!r}"
+        raise GdnSubjectError(message)
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        message = f"subject {name!r} cannot be loaded: {error}"
+        raise GdnSubjectError(message) from error
+    if isinstance(found, InverseSubject):
+        return found
+    if not callable(found):
+        message = f"subject {name!r} must be an InverseSubject or a function, got {type(found).__name__}"
+        raise GdnSubjectError(message)
+    return InverseSubject(name, found)  # type: ignore[arg-type]
