@@ -1,29 +1,35 @@
-"""The main job: measure, then write the page."""
+"""From sources to a report's directory: the page, its records, and the case files of its findings."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reports import speed
+from reports.audit.summary import Table, tables
+from reports.findings import Finding, of_rows, of_tables
 from reports.model import FAMILIES, Absence, build_report
 from reports.numbers import plural
-from reports.page import render
+from reports.page import Contents, render
 from reports.resume import missing, write_whole
-from verify import records
+from reports.sources import PLAN, RECORDS, SourceError, read
+from verify.subjects import gdn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from reports.model import Report
+    from reports.sources import Material
 
-RECORDS = "records.jsonl"
-PLAN = "plan.json"
 PAGE = "index.html"
+CASES = "cases"
+AUDIT = Path(__file__).parent / "data" / "audit.jsonl"
+"""What `python -m reports audit` has found."""
 
-
-class SourceError(ValueError):
-    """Records that cannot be read."""
+GDN = "flywheel."
+"""Our Gated DeltaNet kernels are subjects whose names start so."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,76 +40,89 @@ class Written:
     report: Report
 
 
-def records_file(source: Path) -> Path:
-    """The records of a source: a file, or the directory of an earlier report.
-
-    Raises:
-        SourceError: there is none.
-    """
-    path = source / RECORDS if source.is_dir() else source
-    if not path.is_file():
-        message = f"--from must name a records file or the directory of a report, got {source}, which has none"
-        raise SourceError(message)
-    return path
-
-
-def write_page(out: Path, sources: Sequence[Path], *, why_missing: str) -> Written:
-    """Write the page of some records files into a directory.
+def write_page(out: Path, sources: Sequence[Path], *, why_missing: str, notes: Sequence[Absence] = ()) -> Written:
+    """Write the page of some sources into a directory.
 
     Args:
         out: the directory.
-        sources: records files.
+        sources: what `reports.sources` reads.
         why_missing: why a planned case has no record.
+        notes: what else was not done, and why.
 
     Raises:
-        SourceError: a file cannot be read.
+        SourceError: a source cannot be read.
     """
-    found: list[dict[str, Any]] = []
-    absences: list[Absence] = []
-    for source in sources:
-        try:
-            here = list(records.read(source)) if source.exists() else []
-        except (OSError, UnicodeDecodeError, records.RecordError) as error:
-            message = f"{source} cannot be read: {error}"
-            raise SourceError(message) from error
-        absences += _unmeasured(missing(source.with_name(PLAN), here), why_missing)
-        found += here
+    material = read(sources)
     try:
-        report = build_report(found)
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        message = f"a record of {', '.join(map(str, sources))} breaks its format: {error}"
+        report = build_report(material.records)
+    except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        message = f"a record of {', '.join(map(str, sources))} breaks its format: {error!r}"
         raise SourceError(message) from error
-    report = dataclasses.replace(report, absences=(*absences, *report.absences, *standing_absences(report)))
-    link = _records_beside(out, sources, found)
+    audit, modelled, known = audit_tables(), speed.load(), of_tables()
+    absences = [
+        *notes,
+        *(Absence(what, why) for what, why in material.notes),
+        *(absence for path, here in material.files for absence in _unplanned(path, here, why_missing)),
+        *report.absences,
+        *standing_absences(report),
+        *_absent_sections(material, report, audit),
+        *(Absence(what, why) for what, why in modelled.absences),
+    ]
+    report = dataclasses.replace(report, absences=tuple(absences))
+    own = [row for kernel in report.answered_for for row in kernel.failures]
+    contents = Contents(
+        report=report,
+        failures=tuple(of_rows(own)),
+        findings=tuple(known),
+        peer_failures=tuple(of_rows(row for kernel in report.peers for row in kernel.failures)),
+        campaigns=tuple(material.campaigns),
+        lemmas=material.lemmas,
+        inverse=material.inverse,
+        rankings=tuple(material.rankings),
+        speed=modelled,
+        audit=tuple(audit),
+    )
+    link = _records_beside(out, material)
+    _write_cases(out / CASES, (*contents.failures, *contents.findings, *contents.peer_failures))
     page = out / PAGE
-    write_whole(page, render(report, records_link=link, sources=sorted({source.name for source in sources})))
+    write_whole(page, render(contents, records_link=link, sources=sorted({source.name for source in sources})))
     return Written(page, report)
 
 
-def _records_beside(out: Path, sources: Sequence[Path], found: Sequence[dict[str, Any]]) -> str:
+def audit_tables(path: Path = AUDIT) -> list[Table]:
+    """The audit's tables, from the committed results."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return tables(json.loads(line) for line in lines)
+
+
+def _records_beside(out: Path, material: Material) -> str:
     """The records lie beside the page: those measured here, or a copy of those read."""
     own = out / RECORDS
-    if len(sources) == 1 and sources[0].exists() and own.exists() and own.samefile(sources[0]):
+    files = [path for path, _ in material.files]
+    if len(files) == 1 and not material.campaigns and files[0].exists() and own.exists() and own.samefile(files[0]):
         return RECORDS
-    copy = out / "shown.jsonl"
-    partial = copy.with_name(copy.name + ".partial")
-    partial.unlink(missing_ok=True)
-    out.mkdir(parents=True, exist_ok=True)
-    partial.touch()
-    for record in found:
-        records.append(partial, record)
-    partial.replace(copy)
-    return copy.name
+    name = "shown.jsonl"
+    lines = [json.dumps(record, allow_nan=False, separators=(",", ":")) + "\n" for record in material.records]
+    write_whole(out / name, "".join(lines))
+    return name
 
 
-def _unmeasured(keys: Sequence[tuple[str, str, str]], why: str) -> Iterable[Absence]:
+def _write_cases(directory: Path, findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        name, text = finding.file
+        write_whole(directory / name, text)
+
+
+def _unplanned(path: Path, here: Sequence[dict[str, Any]], why: str) -> Iterable[Absence]:
     by_family: dict[str, list[str]] = {}
-    for family, name, _ in keys:
-        by_family.setdefault(family, []).append(name)
+    for subject, family, name, _ in missing(path.with_name(PLAN), here):
+        by_family.setdefault(f"{family} case of {subject}", []).append(name)
     most = 4
-    for family, names in by_family.items():
+    for words, names in by_family.items():
         more = f" and {len(names) - most} more" if len(names) > most else ""
-        yield Absence(f"{plural(len(names), f'{family} case')} of the plan", f"{why}: {', '.join(names[:most])}{more}")
+        noun, _, rest = words.partition(" case")
+        what = f"{plural(len(names), f'{noun} case')}{rest} of the plan"
+        yield Absence(what, f"{why}: {', '.join(names[:most])}{more}")
 
 
 def standing_absences(report: Report) -> list[Absence]:
@@ -131,7 +150,7 @@ def standing_absences(report: Report) -> list[Absence]:
         )
     )
     families = {row.family for row in rows}
-    absent = [name for name in FAMILIES if name not in families]
+    absent = [name for name in FAMILIES if name not in families and name != "open"]
     if absent:
         absences.append(
             Absence(
@@ -139,5 +158,31 @@ def standing_absences(report: Report) -> list[Absence]:
                 "not part of these records. Searches, and the corpus they fill, are run by python -m fuzz.",
             )
         )
-    absences.append(Absence("Speed", "not measured: wall time in interpret mode says nothing about a TPU."))
+    absences.append(Absence("Measured speed", "wall time in interpret mode says nothing about a TPU; what is modelled "
+                            "from the compiler's schedule stands under Speed."))  # fmt: skip
     return absences
+
+
+def _absent_sections(material: Material, report: Report, audit: Sequence[Table]) -> Iterable[Absence]:
+    """Sections that have nothing to show, and the command that would fill them."""
+    if not any(row.operation == "gated_delta_net" for kernel in report.answered_for for row in kernel.rows):
+        ours = [name for name in gdn.names() if name.startswith(GDN)]
+        why = (
+            "no record of it here" if ours else "this checkout has no kernel of ours for it among the judge's subjects"
+        )
+        yield Absence("Gated DeltaNet kernels", f"{why}; their inverse is shown as emulated in numpy.")
+    if material.lemmas is None:
+        yield Absence("Lemmas", "not checked here: python -m proofs --json > lemmas.json, then --from it.")
+    elif unasked := [lemma.name for lemma in material.lemmas if lemma.unasked]:
+        yield Absence(
+            f"Coq or Gappa for {plural(len(unasked), 'lemma')}",
+            "not checked here: the tool is not installed. What a lemma claims never rests on it alone.",
+        )
+    if material.inverse is None:
+        yield Absence("Inverse error per merge level", "not computed: reports build does it.")
+    if not material.rankings:
+        yield Absence("Which equation loses the digits", "not ranked: python -m verify.emulate NAME --json FILE.")
+    if not material.campaigns:
+        yield Absence("Search campaigns", "none among the sources: python -m fuzz run HUNT, then --from its directory.")
+    if not audit:
+        yield Absence("Metric audit", "not run in this checkout: python -m reports audit.")

@@ -1,24 +1,27 @@
-"""Commands: `build`, `case`, `cases`."""
+"""Commands: `build`, `publish`, `compare`, `audit`, `case`, `cases`."""
 
 from __future__ import annotations
 
 import argparse
-import os
-import time
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from reports import grid, resume
-from reports.build import PLAN, RECORDS, SourceError, records_file, write_page
-from reports.measure import judge, measure
-from reports.numbers import plural, severity, show, show_exact, show_seconds, show_share
+from reports import grid, measuring
+from reports.audit import document
+from reports.audit import run as audit_run
+from reports.build import AUDIT, write_page
+from reports.compare import compare, read_run
+from reports.measure import judge
+from reports.numbers import plural, show, show_exact, show_seconds, show_share
+from reports.resume import write_whole
 from reports.rows import Row, row_of
+from reports.site.publish import PublishError, publish
+from reports.sources import SourceError
 from verify.attention.cases import CaseError, load_case
+from verify.subjects.registry import FLYWHEEL, SubjectError, load
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -26,8 +29,7 @@ if TYPE_CHECKING:
 
 OK, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 DEFAULT_OUT = Path("out") / "report"
-QUIET_STEP = 25
-"""Finished cases per line where no progress bar can be drawn."""
+DEFAULT_SITE = Path("out") / "site"
 
 console = Console(highlight=False, soft_wrap=True)
 
@@ -42,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
-    except (SourceError, CaseError) as error:
+    except (SourceError, CaseError, SubjectError, PublishError) as error:
         console.print(f"error: {error}", markup=False)
         return USAGE
 
@@ -50,33 +52,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m reports", description="Records to figures to pages.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    build = commands.add_parser("build", help="measure the kernels (or take records) and write the report")
-    build.add_argument(
-        "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"where to write (default: {DEFAULT_OUT})"
+    _add_build(commands.add_parser("build", help="measure the kernels (or take records) and write the report"))
+    site = commands.add_parser("publish", help="make or update a static site with history")
+    site.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="directories that `build` has written")
+    site.add_argument(
+        "--site", type=Path, default=DEFAULT_SITE, metavar="DIR", help=f"the site (default: {DEFAULT_SITE})"
     )
-    build.add_argument(
-        "--from",
-        type=Path,
-        nargs="+",
-        dest="sources",
-        metavar="RECORDS",
-        help="records files or report directories; measures nothing",
+    site.add_argument("--title", default="Flywheel", help="name of the project, for its pages (default: Flywheel)")
+    site.set_defaults(run=_publish)
+    two = commands.add_parser("compare", help="what changed from run A to run B; exit code 1 if something got worse")
+    two.add_argument("first", type=Path, metavar="A", help="a report's directory, or its records")
+    two.add_argument("second", type=Path, metavar="B", help="the later one")
+    two.set_defaults(run=_compare)
+    audit = commands.add_parser("audit", help="which acceptance rule lets which wrong kernel pass")
+    audit.add_argument("--out", type=Path, metavar="FILE", help="write the page as Markdown")
+    audit.add_argument(
+        "--results", type=Path, default=AUDIT, metavar="FILE", help=f"where results are kept (default: {AUDIT.name})"
     )
-    build.add_argument(
-        "--grid", choices=grid.GRIDS, default="standard", help="which cases to measure (default: standard)"
-    )
-    build.add_argument("--minutes", type=_positive, metavar="M", help="start no further case after so many minutes")
-    build.add_argument(
-        "--workers",
-        type=_count,
-        default=cores(),
-        metavar="N",
-        help="processes (default: one per core)",
-    )
-    build.add_argument("--fresh", action="store_true", help="set finished records aside and measure everything again")
-    build.set_defaults(run=_build)
+    audit.add_argument("--recorded", action="store_true", help="judge nothing: write the page from the results")
+    audit.add_argument("--workers", type=_count, default=measuring.cores(), metavar="N", help="processes")
+    audit.set_defaults(run=_audit)
     case = commands.add_parser("case", help="judge one case, by name or from a case file")
     case.add_argument("name", help="a name that `cases` lists, or a case file")
+    case.add_argument("--subject", default=FLYWHEEL, metavar="NAME", help=f"the kernel (default: {FLYWHEEL})")
     case.add_argument(
         "--interpret", choices=("fast", "tpu"), default="fast", help="interpret mode of Pallas (default: fast)"
     )
@@ -87,9 +85,34 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def cores() -> int:
-    """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _add_build(build: argparse.ArgumentParser) -> None:
+    build.add_argument(
+        "--out", type=Path, default=DEFAULT_OUT, metavar="DIR", help=f"where to write (default: {DEFAULT_OUT})"
+    )
+    build.add_argument(
+        "--from",
+        type=Path,
+        nargs="+",
+        dest="sources",
+        metavar="RECORDS",
+        help="records files, report or campaign directories, or JSON of proofs or equations; measures nothing",
+    )
+    build.add_argument(
+        "--grid", choices=grid.GRIDS, default="standard", help="which cases to measure (default: standard)"
+    )
+    build.add_argument(
+        "--subject",
+        action="append",
+        metavar="NAME",
+        help="also this kernel, on a part of the grid; may be repeated (default for the standard grid: every kernel "
+        "that the judge knows; none: only ours)",
+    )
+    build.add_argument("--minutes", type=_positive, metavar="M", help="start no further case after so many minutes")
+    build.add_argument(
+        "--workers", type=_count, default=measuring.cores(), metavar="N", help="processes (default: one per core)"
+    )
+    build.add_argument("--fresh", action="store_true", help="set finished records aside and measure everything again")
+    build.set_defaults(run=_build)
 
 
 def _positive(text: str) -> float:
@@ -110,85 +133,20 @@ def _count(text: str) -> int:
 
 def _build(options: argparse.Namespace) -> int:
     if options.sources:
-        sources = [records_file(source) for source in options.sources]
-        return _finish(options.out, sources, "no record of it was found", interrupted=False)
-    path = options.out / RECORDS
-    interrupted = False
-    try:
-        _measure(options, path)
-    except KeyboardInterrupt:
-        interrupted = True
-        console.print("interrupted; the same command goes on from here")
-    why = (
-        "interrupted"
-        if interrupted
-        else f"not started within {options.minutes:g} minutes"
-        if options.minutes
-        else "not measured"
+        return _finish(options.out, options.sources, "no record of it was found", interrupted=False)
+    for name in options.subject or ():
+        if name != measuring.NONE:
+            load(name)
+    measured = measuring.everything(
+        options.out,
+        grid_name=options.grid,
+        subjects=options.subject,
+        minutes=options.minutes,
+        workers=options.workers,
+        fresh=options.fresh,
+        console=console,
     )
-    return _finish(options.out, [path], why, interrupted=interrupted)
-
-
-def _measure(options: argparse.Namespace, path: Path) -> None:
-    items = grid.plan(options.grid)
-    code = resume.code_digest()
-    done, aside = resume.prepare(path, code, fresh=options.fresh)
-    if aside is not None:
-        console.print(
-            f"earlier records are now {aside}: {'as asked' if options.fresh else 'the code has changed since'}"
-        )
-    resume.write_plan(path.with_name(PLAN), options.grid, items)
-    left = [item for item in items if item.key not in done]
-    if len(left) < len(items):
-        console.print(f"{plural(len(items) - len(left), 'case')} of {len(items):,} already in {path}")
-    if not left:
-        return
-    until = None if options.minutes is None else time.monotonic() + 60.0 * options.minutes
-    with _Display(len(items), len(items) - len(left)) as display:
-        measure(left, path, code=code, workers=options.workers, until=until, on_record=display.add)
-
-
-class _Display:
-    """Progress: a bar on a terminal, a line now and then elsewhere."""
-
-    def __init__(self, total: int, done: int) -> None:
-        self.total, self.done = total, done
-        self.verdicts: Counter[str] = Counter()
-        self.worst: float | None = None
-        self.replays = 0
-        self.progress = Progress(
-            TextColumn("measuring"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.description}", markup=False),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self.task = self.progress.add_task("", total=total, completed=done)
-
-    def __enter__(self) -> Self:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.progress.stop()
-
-    def add(self, record: dict[str, Any]) -> None:
-        row = row_of(record)
-        self.done += 1
-        self.verdicts[row.verdict] += 1
-        self.worst = max((self.worst, row.share), key=severity)
-        self.replays += row.replays or 0
-        failures = plural(self.verdicts[Verdict.FAIL], "failure")
-        words = f"worst {show_share(self.worst)} of the bound, {plural(self.replays, 'replay')}, {failures}"
-        self.progress.update(self.task, completed=self.done, description=words)
-        if row.verdict in (Verdict.FAIL, Verdict.BACKEND_UNSOUND):
-            self.progress.console.print(f"{row.verdict}: {row.case}: {row.reason}", markup=False)
-        if self.progress.disable and (self.done % QUIET_STEP == 0 or self.done == self.total):
-            console.print(f"{self.done}/{self.total} cases: {words}", markup=False)
+    return _finish(options.out, [options.out], measured.why_missing, interrupted=measured.interrupted)
 
 
 def _finish(out: Path, sources: Sequence[Path], why: str, *, interrupted: bool) -> int:
@@ -208,12 +166,53 @@ def _finish(out: Path, sources: Sequence[Path], why: str, *, interrupted: bool) 
     return OK if report.ok else FAILED
 
 
+def _publish(options: argparse.Namespace) -> int:
+    published = publish(options.site, options.runs, title=options.title)
+    for run in published:
+        console.print(f"{run.id}: {'published' if run.new else 'was published before'}", markup=False)
+    console.print(str(options.site / "index.html"), markup=False)
+    return OK
+
+
+def _compare(options: argparse.Namespace) -> int:
+    first, second = read_run(options.first), read_run(options.second)
+    found = compare(first, second)
+    console.print(found.words, markup=False)
+    for change in found.changes:
+        console.print(f"{change.kind}: {change.kernel}: {change.case}: {change.words}", markup=False)
+    for name, before, after in found.versions:
+        console.print(f"version: {name}: {before} -> {after}", markup=False)
+    if not found.common:
+        console.print("nothing was compared: the runs have no case in common, and this is a failure")
+    return OK if found.ok else FAILED
+
+
+def _audit(options: argparse.Namespace) -> int:
+    if options.recorded:
+        bodies = audit_run.read(options.results)
+    else:
+        with measuring.bar(console, "auditing") as progress:
+            bodies = audit_run.run(options.results, workers=options.workers, progress=progress)
+        for what, why in audit_run.absences():
+            console.print(f"{what}: {why}", markup=False)
+    if not bodies:
+        console.print("nothing was compared: this is a failure")
+        return FAILED
+    text = document.render(bodies)
+    if options.out is not None:
+        write_whole(options.out, text)
+    console.print(text if options.out is None else str(options.out), markup=False)
+    return OK
+
+
 def _case(options: argparse.Namespace) -> int:
+    load(options.subject)
     if options.name.endswith(".json"):
-        item = grid.of_case("corpus", load_case(Path(options.name)), interpret=options.interpret)
+        case = load_case(Path(options.name))
+        item = grid.of_case("corpus", case, interpret=options.interpret, subject=options.subject)
     else:
         try:
-            item = grid.find(options.name, interpret=options.interpret)
+            item = grid.find(options.name, interpret=options.interpret, subject=options.subject)
         except KeyError as error:
             console.print(f"error: {error.args[0]}", markup=False)
             return USAGE

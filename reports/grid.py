@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shlex
 from typing import TYPE_CHECKING
 
+from reports.resume import ROOT
 from verify.attention.adversarial import families
-from verify.attention.cases import AttentionCase
+from verify.attention.cases import FORMAT, AttentionCase, load_case
 from verify.traces.load import committed_trace, load_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+FLYWHEEL = "flywheel.attention"
+"""As in `verify.subjects.registry`, which imports JAX: the process that plans does not need it."""
+
+CORPUS = ROOT / "fuzz" / "corpus"
 GRIDS = ("quick", "standard")
 HEAD_DIMS = (64, 128, 256)
 LENGTHS = (1, 2, 7, 64, 128, 300, 512, 1024, 2048)
@@ -28,6 +34,21 @@ GQA_LENGTH = 128
 RACE_SAMPLE = ("jump-limit+1ulp-middle", "jumps-in-consecutive-blocks", "nan-in-v-middle")
 """Adversarial and non-finite cases that also run in the interpreter that simulates DMA and finds races."""
 
+OTHERS_LENGTHS = (128, 300, 512)
+OTHERS_HEAD_DIMS = (64, 128)
+OTHERS_SAMPLE = (
+    "jump-60-nats-middle",
+    "jump-2000-nats-last",
+    "v-largest-equal-logits",
+    "v-2^118-jump-60-nats",
+    "all-logits-minus-2^126",
+    "bell-logits-2^6",
+    "near-duplicate-keys",
+    "nan-in-v-last",
+    "inf-in-v-middle",
+)
+"""Named cases of one shape that they are asked for too."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Item:
@@ -39,6 +60,7 @@ class Item:
         interpret: which interpret mode of Pallas, "fast" or "tpu".
         case: what to build; None for a problem of the committed trace.
         group: items of one group share their compiled kernel.
+        subject: name of the kernel that is asked.
     """
 
     family: str
@@ -46,22 +68,35 @@ class Item:
     interpret: str
     case: AttentionCase | None
     group: str
+    subject: str = FLYWHEEL
 
     @property
-    def key(self) -> tuple[str, str, str]:
+    def key(self) -> tuple[str, str, str, str]:
         """Names the item in a plan and in its record."""
-        return (self.family, self.name, self.interpret)
+        return (self.subject, self.family, self.name, self.interpret)
 
     @property
     def reproduce(self) -> str:
         """The command that judges it again."""
         mode = "" if self.interpret == "fast" else f"--interpret {self.interpret} "
+        subject = "" if self.subject == FLYWHEEL else f"--subject {shlex.quote(self.subject)} "
         end_of_options = "-- " if self.name.startswith("-") else ""
-        return f"uv run python -m reports case {mode}{end_of_options}{shlex.quote(self.name)}"
+        return f"uv run python -m reports case {mode}{subject}{end_of_options}{shlex.quote(self.name)}"
 
 
-def plan(grid: str) -> list[Item]:
+def others() -> tuple[str, ...]:
+    """What is measured beside the kernel: its other softmax, and other people's kernels."""
+    from verify.subjects.registry import BUILT_IN, PEERS  # noqa: PLC0415  see FLYWHEEL
+
+    return (*(name for name in BUILT_IN if name != FLYWHEEL and "gradients" not in name), *PEERS)
+
+
+def plan(grid: str, subjects: Sequence[str] = ()) -> list[Item]:
     """Everything that a grid judges, in the order of a page.
+
+    Args:
+        grid: a name in GRIDS.
+        subjects: further subjects, which are asked for a part of the standard grid.
 
     Raises:
         ValueError: no such grid.
@@ -78,15 +113,31 @@ def plan(grid: str) -> list[Item]:
         items += [of_case(family, case) for case in cases]
     items += traced()
     if not quick:
+        items += corpus()
         sample = [(family, case) for family, cases in named.items() for case in cases if case.name in RACE_SAMPLE]
         items += [of_case(family, case, interpret="tpu") for family, case in sample]
-    return items
+    return items + [item for subject in subjects for item in _sample(subject)]
 
 
-def of_case(family: str, case: AttentionCase, *, interpret: str = "fast") -> Item:
+def _sample(subject: str) -> list[Item]:
+    """What a further subject is asked."""
+    cases = [
+        ("ordinary", _bell(n, d, s, causal=True)) for d in OTHERS_HEAD_DIMS for n in OTHERS_LENGTHS for s in SPREADS
+    ]
+    cases += [(family, case) for family, found in families().items() for case in found if case.name in OTHERS_SAMPLE]
+    return [of_case(family, case, subject=subject) for family, case in cases]
+
+
+def of_case(family: str, case: AttentionCase, *, interpret: str = "fast", subject: str = FLYWHEEL) -> Item:
     """A case as an item; its group is what the kernel is compiled for."""
-    group = f"{case.shape} {case.causal} {case.scale_value.hex()} {case.config} {interpret}"
-    return Item(family, case.name, interpret, case, group)
+    group = f"{subject} {case.shape} {case.causal} {case.scale_value.hex()} {case.config} {interpret}"
+    return Item(family, case.name, interpret, case, group, subject)
+
+
+def corpus() -> list[Item]:
+    """The worst cases that searches have found."""
+    files = [path for path in sorted(CORPUS.glob("*.json")) if json.loads(path.read_text("utf-8"))["format"] == FORMAT]
+    return [of_case("corpus", dataclasses.replace(load_case(path), name=path.stem)) for path in files]
 
 
 def traced() -> list[Item]:
@@ -98,7 +149,7 @@ def traced() -> list[Item]:
     ]
 
 
-def find(name: str, *, interpret: str = "fast") -> Item:
+def find(name: str, *, interpret: str = "fast", subject: str = FLYWHEEL) -> Item:
     """The item of that name.
 
     Raises:
@@ -106,7 +157,9 @@ def find(name: str, *, interpret: str = "fast") -> Item:
     """
     for item in plan("standard") + plan("quick"):
         if item.name == name:
-            return item if item.case is None else of_case(item.family, item.case, interpret=interpret)
+            if item.case is None:
+                return dataclasses.replace(item, subject=subject)
+            return of_case(item.family, item.case, interpret=interpret, subject=subject)
     message = f"no case is called {name!r}; `python -m reports cases` lists them"
     raise KeyError(message)
 

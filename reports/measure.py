@@ -27,32 +27,57 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from reports.grid import Item
-
-SUBJECT = "flywheel.attention"
+    from verify.subjects.judging import JudgedSubject
 
 
 def judge(item: Item) -> dict[str, Any]:
-    """Run the kernel on an item and judge the result; an exception becomes a record of its own."""
+    """Run a kernel on an item and judge the result; an exception becomes a record of its own."""
     # Imported here: the parent process plans and draws, and never starts JAX.
     from verify.attention import examine  # noqa: PLC0415
     from verify.backend import BackendUnsoundError  # noqa: PLC0415
+    from verify.subjects.judging import judge_subject  # noqa: PLC0415
+    from verify.subjects.registry import is_ours, load  # noqa: PLC0415
 
     try:
-        if item.case is not None:
-            return examine.examine(
-                item.case, family=item.family, interpret=item.interpret, power=True, reproduce=item.reproduce
-            )
         start = time.perf_counter()
-        examined = examine.examine_problem(_traced_problems()[item.name], interpret=item.interpret, power=True)
+        problem = _traced_problems()[item.name] if item.case is None else item.case.build()
+        config = (0, 0, 0) if item.case is None else item.case.config
+        subject = load(item.subject)
+        judged = judge_subject(subject, problem, config=config, interpret=item.interpret, power=True)
+        if judged.judgement.verdict is Verdict.SKIPPED and is_ours(item.subject):
+            return broken(item, Verdict.FAIL, judged.judgement.reason)
         record = examine.record_of(
-            examined, name=item.name, family=item.family, interpret=item.interpret, reproduce=item.reproduce
+            judged,
+            name=item.name,
+            family=item.family,
+            interpret=item.interpret,
+            reproduce=item.reproduce,
+            subject=item.subject,
         )
+        record |= {"subject_version": subject.version, "profile": _profile(judged)}
+        if item.case is not None:
+            record["case_spec"] = item.case.to_json(sha256=record["sha256"])
         return record | {"seconds": time.perf_counter() - start}
     except BackendUnsoundError as error:
         return broken(item, Verdict.BACKEND_UNSOUND, str(error))
     except Exception as error:  # noqa: BLE001  whatever a kernel raises is its result
         reason = f"nothing came back: {type(error).__name__}: {error}"
         return broken(item, Verdict.FAIL, reason) | {"traceback": traceback.format_exc()}
+
+
+def _profile(judged: JudgedSubject) -> dict[str, Any]:
+    from reports.profile import profile_of  # noqa: PLC0415
+    from verify.attention.reference import Reference  # noqa: PLC0415
+    from verify.attention.subjects import SubjectResult  # noqa: PLC0415
+    from verify.backend import device_model  # noqa: PLC0415
+    from verify.subjects.judging import bound_of, promised_rows  # noqa: PLC0415
+
+    result, reference = judged.result, judged.reference
+    if not isinstance(result, SubjectResult) or not isinstance(reference, Reference):
+        return {}
+    bound = bound_of(judged.subject, judged.problem, reference, device_model())
+    left_out = ~promised_rows(judged.subject, judged.problem)
+    return profile_of(result.out, result.lse, reference, bound, left_out)
 
 
 def broken(item: Item, verdict: Verdict, reason: str) -> dict[str, Any]:
@@ -65,7 +90,7 @@ def broken(item: Item, verdict: Verdict, reason: str) -> dict[str, Any]:
     date = datetime.now(tz=UTC).isoformat(timespec="seconds")
     return {
         "format": records.FORMAT,
-        "subject": SUBJECT,
+        "subject": item.subject,
         "case": item.name,
         "family": item.family,
         "shape": shape,

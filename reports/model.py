@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.numbers import plural, severity, worst
 from reports.rows import Element, Row, row_of
+from verify.subjects.registry import BUILT_IN, PEERS, is_ours
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -23,8 +24,16 @@ FAMILIES = {
     "trace": "query, key and value tensors captured from a real language model",
     "corpus": "worst cases kept from earlier searches",
     "fuzz": "found by a search",
+    "open": "small inputs with a known answer",
+    "features": "windows, soft cap, sinks, segments, other widths",
 }
 """Families in the order of a page, and what is in them."""
+
+OTHERS = frozenset(name for name in (*BUILT_IN, *PEERS) if not is_ours(name))
+"""Kernels that are compared with, not answered for."""
+
+SEARCHES = ("corpus", "fuzz")
+"""Families whose cases a search has found."""
 
 FAR_ULP = 8.0
 """An error of so many ulp calls for an explanation."""
@@ -92,6 +101,48 @@ class Group:
 @dataclasses.dataclass(frozen=True)
 class Kernel(Group):
     """All rows of one subject."""
+
+    @property
+    def other(self) -> bool:
+        """Whether it is a peer, whose failures are findings and not failures of the report."""
+        return self.name in OTHERS
+
+    @property
+    def version(self) -> str:
+        """Versions of its package, as the records say."""
+        return ", ".join(sorted({row.version for row in self.rows if row.version}))
+
+    @functools.cached_property
+    def arrays(self) -> tuple[str, ...]:
+        """Names of the compared arrays, the first one first."""
+        return tuple(dict.fromkeys(part.array for row in self.rows for part in row.parts))
+
+    def worst_of(self, families: Sequence[str], *, inside: bool) -> Row | None:
+        """The row with the worst share among the families (or outside of them)."""
+        rows = tuple(row for row in self.rows if (row.family in families) == inside)
+        return Group("", rows).worst_row
+
+    @property
+    def searched(self) -> Row | None:
+        """The worst that a search has found, of the cases it kept."""
+        return self.worst_of(SEARCHES, inside=True)
+
+    @property
+    def drawn(self) -> Row | None:
+        """The worst of what was not found by a search, or of everything if that is all there is."""
+        return self.worst_of(SEARCHES, inside=False) or self.worst_row
+
+    @property
+    def growing(self) -> tuple[Row, ...]:
+        """Judged rows of which some array's error certainly grows over tokens."""
+        return tuple(row for row in self.judged if any(part.growth and part.growth.certain for part in row.parts))
+
+    @property
+    def growth_fits(self) -> int:
+        """Arrays with a fit of growth over tokens."""
+        return sum(
+            part.growth is not None and part.growth.slope is not None for row in self.judged for part in row.parts
+        )
 
     @property
     def verdict(self) -> str:
@@ -197,7 +248,19 @@ class Report:
     @property
     def ok(self) -> bool:
         """Something was compared and every kernel stands."""
-        return not self.empty and all(kernel.verdict in (Verdict.PASS, Verdict.NO_POWER) for kernel in self.kernels)
+        good = (Verdict.PASS, Verdict.NO_POWER)
+        return not self.empty and bool(self.answered_for) and all(one.verdict in good for one in self.answered_for)
+
+    @property
+    def answered_for(self) -> tuple[Kernel, ...]:
+        """The kernels whose verdicts are the report's: all but peers, or peers where there is nothing else."""
+        own = tuple(kernel for kernel in self.kernels if not kernel.other)
+        return own or self.kernels
+
+    @property
+    def peers(self) -> tuple[Kernel, ...]:
+        """The others."""
+        return tuple(kernel for kernel in self.kernels if kernel not in self.answered_for)
 
 
 def family_order(name: str) -> tuple[int, str]:

@@ -90,6 +90,16 @@ def show_seconds(x: float | None) -> str:
     return f"{x:.1f} s" if x < minute else f"{int(x // minute)} min {int(x % minute)} s"
 
 
+def show_duration(x: float | None) -> str:
+    """A short duration in the unit that suits it."""
+    if x is None or not math.isfinite(x):
+        return show(x)
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if x >= size:
+            return f"{show(x / size)} {unit}"
+    return f"{show(x / 1e-9)} ns"
+
+
 def show_dates(first: str, last: str) -> str:
     """When something was measured, from ISO 8601 texts; other texts stay as they are."""
     try:

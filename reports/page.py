@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable  # noqa: TC003  a field's type
 from pathlib import Path
@@ -12,26 +13,65 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from markupsafe import Markup
 
-from reports import figures, numbers
+from reports import numbers
+from reports.audit.summary import GROUPS, headlines
+from reports.figures import elements, errors
+from reports.figures import inverse as inverse_figures
 from reports.model import FAMILIES, Kernel
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
-    from reports.figures import Drawing
+    from reports.audit.summary import Table
+    from reports.equations import Ranking
+    from reports.figures.style import Drawing
+    from reports.findings import Campaign, Finding
+    from reports.lemmas import Lemma
     from reports.model import Report
     from reports.rows import Element, Row
+    from reports.speed import Speed
 
 HERE = Path(__file__).parent
 MOST_ROWS = 2000
 """Rows of a table of cases; a page of more is no longer read, and the records hold all of them."""
 
+MOST_PEER_ROWS = 40
 MOST_FAILURES = 50
-MOST_ELEMENTS = {"out": 10, "lse": 5}
+MOST_ELEMENTS = {0: 10}
+MOST_ELEMENTS_OF_OTHERS = 5
 MOST_PATTERNS = 24
 MOST_CELLS = 1024
 MOST_FIGURES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What a page shows.
+
+    Attributes:
+        report: the records.
+        failures: of the kernels that the report answers for.
+        findings: in kernels in public use.
+        peer_failures: of the peers in these records.
+        campaigns: what searches have done.
+        lemmas: None if no source has any.
+        inverse: its table; None likewise.
+        rankings: of equations.
+        speed: modelled.
+        audit: tables of the metric audit; empty if there is none.
+    """
+
+    report: Report
+    failures: tuple[Finding, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    peer_failures: tuple[Finding, ...] = ()
+    campaigns: tuple[Campaign, ...] = ()
+    lemmas: tuple[Lemma, ...] | None = None
+    inverse: dict[str, Any] | None = None
+    rankings: tuple[Ranking, ...] = ()
+    speed: Speed | None = None
+    audit: tuple[Table, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,22 +121,22 @@ class KernelView:
     anchor: str
     kernel: Kernel
     by_length: Sequence[Drawing]
+    by_head_dim: Drawing | None
+    by_position: Drawing | None
     by_family: Drawing | None
+    heat: tuple[Row, Drawing] | None
+    ulp: Drawing | None
+    bias: Drawing | None
     patterns: Sequence[Pattern]
     elements: Sequence[tuple[str, Sequence[tuple[Row, Element]]]]
     rows: Sequence[Row]
     ranks: Callable[[str], Sequence[int]]
 
 
-def render(report: Report, *, records_link: str | None, sources: Sequence[str]) -> str:
-    """The page.
-
-    Args:
-        report: what to show.
-        records_link: relative address of the records beside the page.
-        sources: names of the files that the records came from.
-    """
-    environment = jinja2.Environment(
+@functools.cache
+def environment() -> jinja2.Environment:
+    """The templates, with everything from records escaped."""
+    found = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -108,24 +148,52 @@ def render(report: Report, *, records_link: str | None, sources: Sequence[str]) 
         "share": numbers.show_share,
         "exact": numbers.show_exact,
         "seconds": numbers.show_seconds,
+        "duration": numbers.show_duration,
         "plural": numbers.plural,
         "slug": slug,
     }
-    environment.filters.update(filters)
-    script = (HERE / "page.js").read_text(encoding="utf-8")
-    return environment.get_template("page.html.j2").render(
-        report=report,
-        views=[_view(kernel, n) for n, kernel in enumerate(report.kernels, start=1)],
-        headline=headline,
-        dates=numbers.show_dates(report.first_date, report.last_date),
-        families=FAMILIES,
-        style=Markup((HERE / "style.css").read_text(encoding="utf-8")),  # noqa: S704  our own file
-        script=Markup(script),  # noqa: S704  our own file
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        records_link=records_link,
-        sources=sources,
-        most_failures=MOST_FAILURES,
-        most_figures=MOST_FIGURES,
+    found.filters.update(filters)
+    style = Markup((HERE / "style.css").read_text(encoding="utf-8"))  # noqa: S704  our own file
+    shared: dict[str, Any] = {"style": style} | _script("page.js")
+    found.globals |= shared
+    return found
+
+
+def _script(name: str) -> dict[str, Any]:
+    text = (HERE / name).read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return {"script": Markup(text), "script_hash": digest}  # noqa: S704  our own file
+
+
+def render(contents: Contents, *, records_link: str | None, sources: Sequence[str]) -> str:
+    """The page.
+
+    Args:
+        contents: what to show.
+        records_link: relative address of the records beside the page.
+        sources: names of the sources.
+    """
+    report = contents.report
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            contents=contents,
+            report=report,
+            views=[_view(kernel, n) for n, kernel in enumerate(report.answered_for, start=1)],
+            peers=[(f"peer-{n}", kernel) for n, kernel in enumerate(report.peers, start=1)],
+            headline=headline,
+            dates=numbers.show_dates(report.first_date, report.last_date),
+            families=FAMILIES,
+            inverse_drawings=_inverse_drawings(contents.inverse),
+            audit_headlines=headlines(contents.audit),
+            audit_groups=GROUPS,
+            records_link=records_link,
+            sources=sources,
+            most_failures=MOST_FAILURES,
+            most_figures=MOST_FIGURES,
+            most_peer_rows=MOST_PEER_ROWS,
+        )
     )
 
 
@@ -154,17 +222,33 @@ def _view(kernel: Kernel, n: int) -> KernelView:
     anchor = f"kernel-{n}"
     rows = kernel.rows[:MOST_ROWS]
     drawn = n <= MOST_FIGURES
-    elements = [(array, kernel.elements(array, limit)) for array, limit in MOST_ELEMENTS.items()]
+    found = [
+        (array, kernel.elements(array, MOST_ELEMENTS.get(place, MOST_ELEMENTS_OF_OTHERS)))
+        for place, array in enumerate(kernel.arrays[:3])
+    ]
     return KernelView(
         anchor=anchor,
         kernel=kernel,
-        by_length=figures.error_by_length(kernel, f"{anchor}-length") if drawn else [],
-        by_family=figures.share_by_family(kernel, f"{anchor}-family") if drawn else None,
+        by_length=errors.error_by_length(kernel, f"{anchor}-length") if drawn else [],
+        by_head_dim=errors.share_by_head_dim(kernel, f"{anchor}-dim") if drawn else None,
+        by_position=errors.error_by_position(kernel, f"{anchor}-position") if drawn else None,
+        by_family=errors.share_by_family(kernel, f"{anchor}-family") if drawn else None,
+        heat=_heat(kernel, f"{anchor}-heat") if drawn else None,
+        ulp=elements.ulp_distribution(kernel, f"{anchor}-ulp") if drawn else None,
+        bias=elements.bias_map(kernel, f"{anchor}-bias") if drawn else None,
         patterns=_patterns(kernel),
-        elements=[(array, found) for array, found in elements if found],
+        elements=[(array, pairs) for array, pairs in found if pairs],
         rows=rows,
         ranks=lambda column: _ranks(rows, column),
     )
+
+
+def _heat(kernel: Kernel, prefix: str) -> tuple[Row, Drawing] | None:
+    """The worst case that kept a map of its elements."""
+    kept = [row for row in kernel.judged if row.heat is not None and row.heat[2].size > 1]
+    worst = max(kept, key=lambda row: numbers.severity(row.share), default=None)
+    drawing = None if worst is None else elements.heat_map(worst, prefix)
+    return None if worst is None or drawing is None else (worst, drawing)
 
 
 def _patterns(kernel: Kernel) -> list[Pattern]:
@@ -179,5 +263,19 @@ def _ranks(rows: Sequence[Row], column: str) -> Sequence[int]:
     """Sort keys of a numeric column."""
     if column == "replays":
         return numbers.ranks([row.replays for row in rows])
-    array, measure = column.split(".")
+    array, measure = column.rsplit(".", maxsplit=1)
     return numbers.ranks([None if (part := row.part(array)) is None else getattr(part, measure) for row in rows])
+
+
+def _inverse_drawings(body: dict[str, Any] | None) -> list[Drawing]:
+    """One drawing per precision and range of write strengths."""
+    rows: Iterable[dict[str, Any]] = (body or {}).get("rows") or ()
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((str(row["precision"]), str(row["beta"])), []).append(row)
+    names = {"bf16": "BF16 operands", "bf16x3": "hi/lo operands"}
+    drawings = [
+        inverse_figures.level_map(group, f"{names.get(precision, precision)}, beta {beta}", f"inverse-{n}")
+        for n, ((precision, beta), group) in enumerate(groups.items())
+    ]
+    return [drawing for drawing in drawings if drawing is not None]

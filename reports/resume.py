@@ -46,7 +46,7 @@ def mend(path: Path) -> bool:
     return True
 
 
-def prepare(path: Path, code: str, *, fresh: bool = False) -> tuple[set[tuple[str, str, str]], Path | None]:
+def prepare(path: Path, code: str, *, fresh: bool = False) -> tuple[set[tuple[str, str, str, str]], Path | None]:
     """Make a records file ready for appending.
 
     Returns:
@@ -70,9 +70,9 @@ def set_aside(path: Path) -> Path:
     return path.rename(aside)
 
 
-def key_of(record: dict[str, Any]) -> tuple[str, str, str]:
+def key_of(record: dict[str, Any]) -> tuple[str, str, str, str]:
     """The key of the item that a record belongs to."""
-    return (record["family"], record["case"], record["environment"].get("interpret", "fast"))
+    return (record["subject"], record["family"], record["case"], record["environment"].get("interpret", "fast"))
 
 
 def write_plan(path: Path, grid: str, items: Sequence[Item]) -> None:
@@ -81,12 +81,13 @@ def write_plan(path: Path, grid: str, items: Sequence[Item]) -> None:
     write_whole(path, json.dumps(body, indent=0) + "\n")
 
 
-def missing(path: Path, found: Sequence[dict[str, Any]]) -> list[tuple[str, str, str]]:
+def missing(path: Path, found: Sequence[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
     """The planned items without a record; nothing if there is no plan."""
     if not path.exists():
         return []
     done = {key_of(record) for record in found if not record.get("unfinished")}
-    keys = [(str(family), str(name), str(mode)) for family, name, mode in json.loads(path.read_text("utf-8"))["items"]]
+    planned = json.loads(path.read_text("utf-8"))["items"]
+    keys = [(str(subject), str(family), str(name), str(mode)) for subject, family, name, mode in planned]
     return [key for key in keys if key not in done]
 
 

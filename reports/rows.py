@@ -12,12 +12,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from reports.numbers import severity, worst
+from reports.profile import read_heat
 from verify.records import decode_number
-from verify.verdict import Verdict
+from verify.verdict import AXES, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import numpy as np
+
+ATTENTION = "attention"
 JUDGED = (Verdict.PASS, Verdict.FAIL, Verdict.NO_POWER)
 
 
@@ -49,8 +53,8 @@ class Element:
     @property
     def where(self) -> str:
         """The index in words, such as "batch 0, head 1, row 2, lane 3"."""
-        axes = {"out": ("batch", "head", "row", "lane"), "lse": ("batch", "head", "row")}.get(self.array, ())
-        if len(axes) != len(self.index):
+        axes = AXES.get((self.array, len(self.index)), ())
+        if not axes:
             return f"[{', '.join(map(str, self.index))}]"
         return ", ".join(f"{axis} {i}" for axis, i in zip(axes, self.index, strict=True))
 
@@ -67,8 +71,31 @@ class Bias:
 
 
 @dataclasses.dataclass(frozen=True)
+class Growth:
+    """How the errors of one array depend on the token.
+
+    Attributes:
+        ranges: (first token, last token, worst normalised error).
+        normalised_by: its unit.
+        slope: exponent of the position, with its standard error.
+        certain: the errors grow, beyond chance.
+    """
+
+    ranges: tuple[tuple[int, int, float], ...]
+    normalised_by: str
+    slope: float | None
+    standard_error: float | None
+    certain: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class Part:
-    """Measures of one array of one case."""
+    """Measures of one array of one case.
+
+    Attributes:
+        ulp_counts: (upper edge, elements) per power of two, infinity and NaN last; empty if the record has none.
+        nth_row: (rank, its share), see `reports.profile`; None if the record has none.
+    """
 
     array: str
     format: str
@@ -81,6 +108,9 @@ class Part:
     worst: Element | None
     worst_ulp: Element | None
     bias: Bias | None
+    growth: Growth | None = None
+    ulp_counts: tuple[tuple[float, int], ...] = ()
+    nth_row: tuple[int, float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +135,12 @@ class Row:
     environment: Mapping[str, Any]
     unfinished: bool
     code: str
+    operation: str = ATTENTION
+    version: str = ""
+    heat: tuple[list[int], list[int], np.ndarray] | None = None
+    input: str = ""
+    expected: str = ""
+    contract: str = ""
 
     def part(self, array: str) -> Part | None:
         """Measures of one array; None if it was not compared."""
@@ -157,7 +193,11 @@ def row_of(record: Mapping[str, Any]) -> Row:
         message = f"verdict must be one of {', '.join(Verdict)}, got {verdict!r} (case {record['case']!r})"
         raise ValueError(message)
     spec = record.get("case_spec")
-    parts = tuple(_part(array, body) for array, body in (record["measures"] or {}).items() if body)
+    profile = record.get("profile") or {}
+    parts = tuple(
+        _part(array, body, profile.get(array) or {}) for array, body in (record["measures"] or {}).items() if body
+    )
+    contract = record.get("contract") or {}
     verdict, reason = _consistent(verdict, str(record["reason"]), parts)
     return Row(
         subject=str(record["subject"]),
@@ -178,6 +218,12 @@ def row_of(record: Mapping[str, Any]) -> Row:
         environment=record["environment"] or {},
         unfinished=bool(record.get("unfinished")),
         code=str(record.get("code") or ""),
+        operation=str(record.get("operation") or ATTENTION),
+        version=str(record.get("subject_version") or ""),
+        heat=read_heat(profile.get("heat")),
+        input=str(record.get("input") or ""),
+        expected=str(record.get("expected") or ""),
+        contract=": ".join(str(contract[key]) for key in ("inside", "words") if contract.get(key)),
     )
 
 
@@ -199,7 +245,9 @@ def _replay_map(value: Any) -> tuple[tuple[tuple[int, ...], ...], ...] | None:  
     return None if value is None else tuple(tuple(tuple(int(x) for x in head) for head in batch) for batch in value)
 
 
-def _part(array: str, body: Mapping[str, Any]) -> Part:
+def _part(array: str, body: Mapping[str, Any], profile: Mapping[str, Any]) -> Part:
+    nth = profile.get("nth_row") or {}
+    nth_share = decode_number(nth.get("share"))
     value = {name: _value(body.get(name)) for name in ("absolute", "relative", "ulp", "share")}
     return Part(
         array=array,
@@ -209,7 +257,23 @@ def _part(array: str, body: Mapping[str, Any]) -> Part:
         worst=_element(array, body.get("share") or body.get("absolute"), value["share"]),
         worst_ulp=_element(array, body.get("ulp"), None),
         bias=_bias(body.get("bias")),
+        growth=_growth(body.get("growth")),
+        ulp_counts=tuple((float(edge), int(count)) for edge, count in profile.get("ulp") or ()),
+        nth_row=None if nth_share is None else (int(nth["rank"]), nth_share),
         **value,
+    )
+
+
+def _growth(body: Mapping[str, Any] | None) -> Growth | None:
+    if not body:
+        return None
+    ranges = [(int(r["first"]), int(r["last"]), _value(r.get("worst"))) for r in body.get("ranges") or ()]
+    return Growth(
+        ranges=tuple((first, last, value) for first, last, value in ranges if value is not None),
+        normalised_by=str(body.get("normalised_by") or ""),
+        slope=decode_number(body.get("slope")),
+        standard_error=decode_number(body.get("standard_error")),
+        certain=bool(body.get("certain")),
     )
 
 

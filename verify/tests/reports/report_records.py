@@ -54,6 +54,16 @@ def measures(
     }  # fmt: skip
 
 
+def profile(share: float, *, array: str = "out", rows: int = 128) -> dict[str, Any]:
+    """A profile of one array whose 30th-worst row uses `share` of its bound."""
+    nth = {"rank": 30, "rows": rows, "share": encode_number(share)}
+    found: dict[str, Any] = {array: {"ulp": [[0.0, 5], [0.25, 70], [0.5, 40], [2.0, 12], ["nan", 1]], "nth_row": nth}}
+    if array == "out":
+        cells = [[encode_number(share * (r + c) / 4) for c in range(3)] for r in range(2)]
+        found["heat"] = {"batch": 0, "head": 1, "rows": [0, 64, 128], "columns": [0, 20, 40, 64], "cells": cells}
+    return found
+
+
 def record(case: str = "plain", share: float = 0.5, **fields: Any) -> dict[str, Any]:
     """A whole record; `fields` replace parts of it."""
     body: dict[str, Any] = {

@@ -14,6 +14,7 @@ from reports.cli import main
 from reports.grid import Item
 from verify import records
 from verify.attention.cases import AttentionCase, save_case
+from verify.subjects.registry import FLYWHEEL
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +25,9 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def items(*names: str) -> list[Item]:
     """Items of two groups that only a judge of a test can take."""
-    return [Item("ordinary", name, "fast", None, f"group {n % 2}") for n, name in enumerate(names)]
+    return [
+        Item("ordinary", name, "fast", None, f"group {n % 2}", "flywheel.attention") for n, name in enumerate(names)
+    ]
 
 
 def run(work: list[Item], path: Path, judge=quick_judge, **options) -> list[dict]:  # noqa: ANN001, ANN003
@@ -78,7 +81,7 @@ def test_a_dead_worker_costs_its_item_only(tmp_path: Path) -> None:
     assert found["deadly"]["verdict"] == "fail"
     assert "exit code -9" in found["deadly"]["reason"]
     done, _ = resume.prepare(path, "c")
-    assert ("ordinary", "deadly", "fast") not in done
+    assert ("flywheel.attention", "ordinary", "deadly", "fast") not in done
     assert len(done) == 5
 
 
@@ -116,6 +119,19 @@ def test_grids_name_every_case_once(name: str) -> None:
     assert sorted(item.name for group in grid.groups(plan) for item in group) == sorted(item.name for item in plan)
 
 
+def test_further_kernels_get_a_part_of_the_grid() -> None:
+    """Each other kernel is asked for ordinary and for named cases, under its own name, which its command repeats."""
+    assert grid.FLYWHEEL == FLYWHEEL
+    assert FLYWHEEL not in grid.others()
+    own, both = grid.plan("standard"), grid.plan("standard", ["jax.splash_attention"])
+    more = both[len(own) :]
+    assert {item.subject for item in more} == {"jax.splash_attention"}
+    assert {item.name for item in more if item.family != "ordinary"} == set(grid.OTHERS_SAMPLE)
+    assert len({item.key for item in both}) == len(both)
+    assert all("--subject jax.splash_attention" in item.reproduce for item in more)
+    assert "corpus" in {item.family for item in own}
+
+
 def test_the_standard_grid_covers_what_it_says() -> None:
     """Every length and head_dim, both masks, GQA, and a sample in the interpreter that finds races."""
     plan = grid.plan("standard")
@@ -146,7 +162,7 @@ def test_an_exception_of_the_kernel_is_a_failure() -> None:
     item = grid.of_case("ordinary", AttentionCase("odd-head-dim", (1, 1, 1, 8, 8, 80)))
     body = measure.judge(item)
     assert body["verdict"] == "fail"
-    assert "head_dim must be one of (64, 128, 192, 256), got 80" in body["reason"]
+    assert "head_dim must be one of 64, 128, 192, 256, got 80" in body["reason"]
     json.dumps(body, allow_nan=False)
 
 

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING
 import pytest
 from report_records import measures, record
 
-from reports.build import SourceError, records_file, write_page
+from reports.build import write_page
 from reports.cli import main
+from reports.findings import of_rows
 from reports.model import build_report
-from reports.page import MOST_ROWS, render
+from reports.page import MOST_ROWS, Contents, render
+from reports.sources import SourceError, read
 from verify import records
 
 if TYPE_CHECKING:
@@ -48,7 +50,7 @@ class _Reader(html.parser.HTMLParser):
 
 def page(*rows: dict) -> str:
     """The page of some records."""
-    return render(build_report(rows), records_link="records.jsonl", sources=["records.jsonl"])
+    return render(Contents(build_report(rows)), records_link="records.jsonl", sources=["records.jsonl"])
 
 
 def hostile() -> list[dict]:
@@ -118,7 +120,9 @@ def test_empty_page_says_so() -> None:
 
 def test_failures_show_values_bits_bound_and_command() -> None:
     """A failure has its reason and command; its worst element both values, their bits and the bound."""
-    text = page(record("bad", 2.0, verdict="fail", reason="out[0, 0, 0, 0]: too far"), record())
+    bad = record("bad", 2.0, verdict="fail", reason="out[0, 0, 0, 0]: too far")
+    report = build_report([bad, record()])
+    text = render(Contents(report, failures=tuple(of_rows(report.rows[:1]))), records_link=None, sources=[])
     words = " ".join(_Reader(text).words)
     for expected in ("1 of 2 judged cases breaks the contract", "too far", "0x3f81", "0x3f80", "1.0078125", "0.00391",
                      "uv run python -m reports case bad"):  # fmt: skip
@@ -130,7 +134,7 @@ def test_a_passing_page_words_its_claim_precisely() -> None:
     words = " ".join(" ".join(_Reader(page(record(share=0.9996))).words).split())
     assert "The one judged case keeps the contract" in words
     assert "0.9996" in words
-    assert "Nothing on this page is modelled" in words.replace(" .", ".")
+    assert "Only speed is modelled" in words.replace(" .", ".")
     assert "Any TPU" not in words  # the page of bare records: `write_page` adds what stands for every run
 
 
@@ -185,11 +189,12 @@ def test_several_sources_are_one_report(tmp_path: Path) -> None:
 def test_planned_cases_without_record_are_named(tmp_path: Path) -> None:
     """What a plan holds and no record has stands under what was not run."""
     source = _write(tmp_path / "records.jsonl", [record("one")])
-    plan = {"grid": "quick", "items": [["ordinary", "one", "fast"], ["adversarial", "absent-one", "fast"]]}
+    own = "flywheel.attention"
+    plan = {"grid": "quick", "items": [[own, "ordinary", "one", "fast"], [own, "adversarial", "absent-one", "fast"]]}
     (tmp_path / "plan.json").write_text(json.dumps(plan), "utf-8")
     report = write_page(tmp_path, [source], why_missing="interrupted").report
     assert (report.absences[0].what, report.absences[0].why) == (
-        "1 adversarial case of the plan",
+        "1 adversarial case of flywheel.attention of the plan",
         "interrupted: absent-one",
     )
 
@@ -197,9 +202,9 @@ def test_planned_cases_without_record_are_named(tmp_path: Path) -> None:
 def test_unreadable_sources_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A source that is missing, or no records file, is named; no page is written over an old one."""
     with pytest.raises(
-        SourceError, match=r"--from must name a records file or the directory of a report, got .*nowhere"
+        SourceError, match=r"--from must name a records file, a JSON file, or the directory .*, got .*nowhere"
     ):
-        records_file(tmp_path / "nowhere")
+        read([tmp_path / "nowhere"])
     bad = tmp_path / "bad.jsonl"
     bad.write_text("not json\n{}\n", "utf-8")
     (tmp_path / "index.html").write_text("old", "utf-8")

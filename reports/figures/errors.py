@@ -1,24 +1,32 @@
-"""Figures as inline SVG, drawn by matplotlib and coloured by the page's style sheet.
-
-Every figure is drawn with sentinel colours that become CSS variables, so that one file serves light, dark and print;
-text stays text, in the page's font.
-"""
+"""Errors against length, position and family: a mark per case, the worst joined."""
 
 from __future__ import annotations
 
-import dataclasses
-import io
 import itertools
 import math
-import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import matplotlib as mpl
-from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 
+from reports.figures.style import (
+    BAD,
+    GRID,
+    INK,
+    LIMIT,
+    MARKERS,
+    MUTED,
+    PANEL,
+    SERIES,
+    STYLE,
+    Drawing,
+    drawn,
+    logarithmic,
+    note,
+    short,
+)
 from reports.model import FAR_ULP
 from reports.numbers import plural, severity, show, show_share
 
@@ -30,55 +38,10 @@ if TYPE_CHECKING:
     from reports.model import Group, Kernel
     from reports.rows import Row
 
-INK, MUTED, GRID, LIMIT, BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
-SERIES = ("#0a0a01", "#0a0a02", "#0a0a03", "#0a0a04", "#0a0a05", "#0a0a06")
-MARKERS = ("o", "s", "^", "D", "v", "P")
-VARIABLES = {
-    INK: "--ink",
-    MUTED: "--muted",
-    GRID: "--line",
-    LIMIT: "--limit",
-    BAD: "--fail",
-    **{color: f"--series-{n}" for n, color in enumerate(SERIES, start=1)},
-}
-
-STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "flywheel",
-    "text.parse_math": False,
-    "font.size": 10.0,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": GRID,
-    "grid.linewidth": 0.8,
-    "text.color": INK,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.labelcolor": INK,
-    "ytick.labelcolor": INK,
-    "legend.frameon": False,
-}
-
-PANEL = (4.6, 3.1)
-"""Inches of one panel: at 96 pixels per inch wide enough for a phone held upright, two side by side on a desk."""
-
 LABEL_WIDTH = 0.14
 """Of a label of four digits, as a share of the axis."""
 
 LARGEST_LINEAR_SHARE = 1.5
-SMALLEST_SHOWN = 1e-12
-"""Relative to the top of a logarithmic axis: what lies further below is drawn as zero."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Drawing:
-    """An SVG and the sentence that stands for it where it cannot be seen."""
-
-    svg: Markup
-    alt: str
 
 
 def error_by_length(kernel: Kernel, prefix: str) -> list[Drawing]:
@@ -127,7 +90,7 @@ def _by_length(
         if worst_row is not None:
             place = f"kv_len {_length(worst_row)}, head_dim {worst_row.shape['head_dim']}"
             alt += f"; the largest is {show_share(worst)} at {place}"
-        return _drawing(figure, prefix, alt)
+        return drawn(figure, prefix, alt)
 
 
 def _series(axes: Axes, points: Sequence[tuple[Row, float]], n: int, label: str, top: float, joined: set[int]) -> None:
@@ -151,13 +114,13 @@ def _share_axis(axes: Axes, values: Sequence[float]) -> float:
         top = max(1.12, largest * 1.05)
         axes.set_ylim(0.0, top)
     else:
-        top = _logarithmic(axes, values, 1.0)
-    _note(axes, "certified bound", 1.0, LIMIT, above=True)
+        top = logarithmic(axes, values, 1.0)
+    note(axes, "certified bound", 1.0, LIMIT, above=True)
     return top
 
 
 def _absolute_axis(axes: Axes, values: Sequence[float]) -> float:
-    return _logarithmic(axes, values, min((x for x in values if x > 0), default=1.0))
+    return logarithmic(axes, values, min((x for x in values if x > 0), default=1.0))
 
 
 def _ulp_axis(axes: Axes, values: Sequence[float]) -> float:
@@ -168,33 +131,9 @@ def _ulp_axis(axes: Axes, values: Sequence[float]) -> float:
         top = max(1.1, largest * 1.15)
         axes.set_ylim(0.0, top)
     else:
-        top = _logarithmic(axes, values, 1.0)
-    _note(axes, "correct rounding: ½", 0.5, MUTED, above=False)
+        top = logarithmic(axes, values, 1.0)
+    note(axes, "correct rounding: ½", 0.5, MUTED, above=False)
     return top
-
-
-def _logarithmic(axes: Axes, values: Sequence[float], linear_to: float) -> float:
-    """Logarithmic above `linear_to`, with room for 0 below it."""
-    top = min(max([linear_to, *values]) * 3.0, sys.float_info.max / 10)
-    axes.set_yscale("symlog", linthresh=max(linear_to, SMALLEST_SHOWN * top))
-    axes.set_ylim(0.0, top)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda x, _: show(x, 1)))
-    axes.yaxis.set_minor_locator(NullLocator())
-    return top
-
-
-def _note(axes: Axes, text: str, y: float, color: str, *, above: bool) -> None:
-    axes.annotate(
-        text,
-        (1.0, y),
-        xycoords=("axes fraction", "data"),
-        xytext=(0, 3 if above else -3),
-        textcoords="offset points",
-        ha="right",
-        va="bottom" if above else "top",
-        color=color,
-        fontsize=9,
-    )
 
 
 def _length(row: Row) -> int:
@@ -252,11 +191,11 @@ def share_by_family(kernel: Kernel, prefix: str) -> Drawing | None:
         axes.axvline(1.0, color=LIMIT, linewidth=1.6, linestyle=(0, (5, 2)))
         axes.set_ylim(-0.12, len(families))
         axes.set_yticks([len(families) - 1 - n + 0.12 for n in range(len(families))])
-        axes.set_yticklabels([_short(group.name) for group in families])
+        axes.set_yticklabels([short(group.name) for group in families])
         axes.tick_params(axis="y", length=0)
         axes.set_xlabel("largest share of the bound, case by case")
         parts = [f"{group.name}: worst {show_share(group.worst_row.share)}" for group in families if group.worst_row]
-        return _drawing(figure, prefix, "Distribution of the share of the bound by family; " + ", ".join(parts))
+        return drawn(figure, prefix, "Distribution of the share of the bound by family; " + ", ".join(parts))
 
 
 def _histogram(axes: Axes, group: Group, base: int, top: float, *, log: bool) -> None:
@@ -288,37 +227,80 @@ def _histogram(axes: Axes, group: Group, base: int, top: float, *, log: bool) ->
         axes.plot([top * 1.02], [base + 0.3], color=BAD, marker="X", markersize=8, clip_on=False)
 
 
-LONGEST_NAME = 18
+LEAST_TOKENS = 2
+MOST_LINES = 4
+"""Sequence lengths in one figure, the longest ones: as many as its legend holds in a line."""
 
 
-def _short(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+def share_by_head_dim(kernel: Kernel, prefix: str) -> Drawing | None:
+    """The share of the bound of every case of ordinary data, side by side per head_dim."""
+    rows = [row for row in kernel.judged if row.family == "ordinary" and row.share is not None and _length(row)]
+    dims = sorted({row.shape["head_dim"] for row in rows})
+    if len(dims) < LEAST_TOKENS:
+        return None
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=PANEL, layout="constrained")
+        axes = figure.add_subplot()
+        top = _share_axis(axes, [row.share for row in rows if row.share is not None and math.isfinite(row.share)])
+        for place, dim in enumerate(dims):
+            shares = [row.share for row in rows if row.shape["head_dim"] == dim and row.share is not None]
+            _strip(axes, place, shares, top)
+        axes.set_xticks(range(len(dims)), [str(dim) for dim in dims])
+        axes.set_xlim(-0.6, len(dims) - 0.4)
+        axes.set_xlabel("head_dim")
+        axes.set_title("share of the certified bound", fontsize=10.5, loc="left")
+        worst = max(rows, key=lambda row: severity(row.share))
+        alt = f"Share of the bound by head_dim; the largest is {show_share(worst.share)} at {worst.shape['head_dim']}"
+        return drawn(figure, prefix, alt)
 
 
-def _drawing(figure: Figure, prefix: str, alt: str) -> Drawing:
-    figure.patch.set_alpha(0.0)
-    for axes in figure.axes:
-        axes.patch.set_alpha(0.0)
-    buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-    return Drawing(Markup(_clean(buffer.getvalue(), prefix, alt)), alt)  # noqa: S704  matplotlib escapes its text
+def _strip(axes: Axes, place: int, shares: Sequence[float], top: float) -> None:
+    """Every case a mark, spread sideways in order of size, and the median a line."""
+    finite = sorted(x for x in shares if math.isfinite(x))
+    spread = [place + 0.5 * ((n * 0.618) % 1.0 - 0.5) for n in range(len(finite))]
+    axes.plot(spread, finite, color=SERIES[0], linestyle="none", marker="o", markersize=3.2, alpha=0.55, clip_on=False)
+    if finite:
+        middle = finite[len(finite) // 2]
+        axes.plot([place - 0.32, place + 0.32], [middle, middle], color=INK, linewidth=1.4)
+    if len(finite) < len(shares):
+        axes.plot([place], [top], color=BAD, linestyle="none", marker="X", markersize=8, clip_on=False)
 
 
-def _clean(text: str, prefix: str, alt: str) -> str:
-    """The SVG element alone, sized by the page, its ids made unique, its colours turned into variables."""
-    body = text[text.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    box = re.search(r'viewBox="([^"]*)"', body)
-    assert box is not None  # noqa: S101  matplotlib always writes one
-    inner = body[body.index(">") + 1 :]
-    inner = re.sub(r'\bid="([^"]*)"', rf'id="{prefix}-\1"', inner)
-    inner = re.sub(r"url\(#([^)]*)\)", rf"url(#{prefix}-\1)", inner)
-    inner = re.sub(r'href="#([^"]*)"', rf'href="#{prefix}-\1"', inner)
-    inner = re.sub(r"font: ([0-9.]+)px [^;\"]*", r"font-size: \1px; font-family: inherit", inner)
-    inner = inner.replace("xlink:href", "href")
-    inner = re.sub(r"<!--.*?-->\s*", "", inner, flags=re.DOTALL)
-    inner = re.sub(r'="[^"]*"', lambda match: re.sub(r"(\d\.\d{2})\d+", r"\1", match[0]), inner)
-    for color, variable in VARIABLES.items():
-        inner = inner.replace(color, f"var({variable})")
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="{box[1]}" class="figure"'
-    return f'{head} role="img" aria-label="{escape(alt)}">{inner}'
+def error_by_position(kernel: Kernel, prefix: str) -> Drawing | None:
+    """The worst share of each power-of-two range of positions, a line per length: growth over tokens."""
+    found: dict[int, dict[int, float]] = {}
+    for row in kernel.judged:
+        part = row.parts[0] if row.parts else None
+        if row.family not in ("ordinary", "trace") or part is None or part.growth is None or not part.growth.ranges:
+            continue
+        tokens = part.growth.ranges[-1][1] + 1
+        line = found.setdefault(tokens, {})
+        for first, _, value in part.growth.ranges:
+            line[first] = max(line.get(first, 0.0), value, key=severity)
+    chosen = sorted(tokens for tokens in found if len(found[tokens]) > LEAST_TOKENS)[-MOST_LINES:]
+    if not chosen:
+        return None
+    with mpl.rc_context(STYLE):
+        figure = Figure(figsize=PANEL, layout="constrained")
+        axes = figure.add_subplot()
+        finite = [x for tokens in chosen for x in found[tokens].values() if math.isfinite(x)]
+        top = _share_axis(axes, finite)
+        for n, tokens in enumerate(chosen):
+            line = sorted(found[tokens].items())
+            x = [first + 1 for first, value in line if math.isfinite(value)]
+            y = [value for _, value in line if math.isfinite(value)]
+            label = f"{tokens}{' tokens' * (n == 0)}"
+            axes.plot(
+                x, y, color=SERIES[n], marker=MARKERS[n], markersize=4.5, linewidth=1.4, label=label, clip_on=False
+            )
+            beyond = [first + 1 for first, value in line if not math.isfinite(value)]
+            axes.plot(beyond, [top] * len(beyond), color=BAD, linestyle="none", marker="X", markersize=8, clip_on=False)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:.0f}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xlabel("position of the row (first of its range, from 1)")
+        axes.set_title("share of the certified bound", fontsize=10.5, loc="left", pad=22)
+        axes.legend(loc="lower left", bbox_to_anchor=(-0.03, 0.985), ncols=4, fontsize=9.5, handlelength=1.6,
+                    handletextpad=0.3, columnspacing=1.0, borderpad=0.2)  # fmt: skip
+        alt = f"Worst share of the bound by position, for sequences of {', '.join(map(str, chosen))} tokens"
+        return drawn(figure, prefix, alt)

@@ -1,0 +1,1 @@
+"""A static site of runs: permanent pages, history, and what changed between any two."""
