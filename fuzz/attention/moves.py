@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from fuzz.outcome import Outcome
     from verify.attention.problem import AttentionProblem
 
+_MOST_EXPONENT = 126
+"""Of a base value's standard deviation: base values are sums of four uniform ones and lie within 3.47 of it, which is
+finite in BF16; beyond, a case would lie outside the domain."""
+
 _STRUCTURE = 0.3
 """How often a case takes the exponents and seed of another rather than some of its edits."""
 
@@ -103,7 +107,8 @@ def _new_base(case: Case, other: Case, rng: Generator) -> Case:
     del other
     exponents = list(_inputs(case).exponents)
     n = int(rng.integers(3))
-    exponents[n] = (0 if exponents[n] is None else exponents[n]) + int(rng.integers(-2, 3))  # type: ignore[operator]
+    moved = (0 if exponents[n] is None else exponents[n]) + int(rng.integers(-2, 3))  # type: ignore[operator]
+    exponents[n] = min(moved, _MOST_EXPONENT)
     return _changed(case, VARIED, exponents=tuple(exponents))
 
 

@@ -29,6 +29,9 @@ _ON_KEYS = 0.7
 _GRADIENT = 0.25
 """How often a step follows the gradient where bits may be flipped too."""
 
+_WITH_NOISE = 0.7
+"""How often a step along the gradient is blurred."""
+
 _AT_LIMIT = 0.7
 """How often extreme strengths are the largest allowed rather than 0."""
 
@@ -257,7 +260,7 @@ def _along(point: _Point, decays: np.ndarray, count: int, rng: Generator) -> tup
     if not all(0.0 < size < np.inf for size in sizes):
         return _mutated(keys, beta, point.limit, rng)
     step = rng.choice(STEPS, size=(count, 1, 1)) * rng.random((count, 1, 1))
-    noise = 0.3 * step * rng.standard_normal(keys.shape) * (rng.random((count, 1, 1)) < 0.7)
+    noise = 0.3 * step * rng.standard_normal(keys.shape) * (rng.random((count, 1, 1)) < _WITH_NOISE)
     keys = _rounded(keys + step * slopes[0] / sizes[0] + noise)
     beta = np.clip(beta + step[:, :, 0] * slopes[1] / sizes[1], 0.0, point.limit)
     return keys, beta.astype(np.float32).astype(np.float64)
