@@ -170,8 +170,9 @@ def _fragments(site: Site, shape: Shape, size: int) -> list[_Fragment]:
             cells = _cells(site, start, rows, 0, size, "all")
             found.append(_Fragment(tuple(cells), (0, size) if start + rows == keys else None))
         else:
-            # The first few rows may not see the last keys of the block before the diagonal.
-            cut = start + rows == keys and site.spec.geometry.right is not None
+            # The first few rows may not see the last keys of the block before the diagonal; a window may be shorter.
+            geometry = site.spec.geometry
+            cut = start + rows == keys and (geometry.right is not None or geometry.queries.own_origin)
             cells = _cells(site, start, rows, 0, size, "last" if cut else "none")
             found.append(_Fragment(tuple(cells), None))
     return found
@@ -240,7 +241,8 @@ def _visible(cell: _Cell, step: Step, shape: Shape) -> list[tuple[slice, Bool[Ar
         found.append((slice(0, first), jnp.broadcast_to(keys[:first] >= step.lo, (first, cell.width))))
     if cell.mask == "last":
         stop -= site.spec.geometry.slack
-        last = (slice(stop, cell.size), site.visible(step, keys[stop:], rows, ends=False))
+        ends = shape == "whole" and site.spec.geometry.queries.own_origin
+        last = (slice(stop, cell.size), site.visible(step, keys[stop:], rows, ends=ends))
         return [*found, (slice(first, stop), None), last]
     return [*found, (slice(first, stop), None)]
 

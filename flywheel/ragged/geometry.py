@@ -5,8 +5,8 @@ sequence (bottom-right), and sees key c iff
 
     first_key <= c < stop_key   and   aligned + r - left <= c <= aligned + r + right.
 
-Keys are taken in windows of `block` rows.  Under an upper bound they count from the diagonal: window 0 begins at the
-key that row 0 sees last, moved up to the 8-row grid, and window j lies j blocks before it.  So whatever the lengths
+Keys are taken in windows of `span` rows.  Under an upper bound they count from the diagonal: window 0 begins at the
+key that row 0 sees last, moved up to the 8-row grid, and window j lies j spans before it.  So whatever the lengths
 are, a row's last key in window 0 is its own number, less at most 7: the bodies on the diagonal can be unrolled.
 Without an upper bound they count from the first key, the last one being window 0.
 """
@@ -72,7 +72,7 @@ class Step(NamedTuple):
         lo: its first key that some row sees.
         hi: one past the last.
         shift: row r is aligned with key r + shift.
-        whole: 1 if every row sees all keys lo .. block - 1 of the window, lo < 8; but for rows r < 7, which may not
+        whole: 1 if every row sees all keys lo .. span - 1 of the window, lo < 8; but for rows r < 7, which may not
             see its last keys.
     """
 
@@ -112,8 +112,17 @@ class Geometry:
     tiling: Tiling
 
     @property
+    def span(self) -> int:
+        """Keys from one window to the next: as many as rows from one block to the next, so that both end together."""
+        return self.queries.block
+
+    @property
     def slack(self) -> int:
-        """How many keys at most a row's bound lies before its own number in window 0, rounded up to register tiles."""
+        """Keys at the end of a fragment that rows after it may not see, in whole register tiles.
+
+        A row's bound in window 0 lies up to 7 before its own number, or 14 where windows count from a sequence's first
+        token; and there a window ends 8 keys before the block does.
+        """
         return 2 * GROUP if self.queries.own_origin else GROUP
 
     def records(self, cu_seqlens_q: Int32[Array, " n1"], keys: Keys) -> tuple[Array, Array]:
@@ -141,7 +150,7 @@ class Geometry:
         return jnp.where(some, first, 0), jnp.where(some, last, 0)
 
     def _windows(self, blocks: Any, aligned: Array, first_key: Array, stop_key: Array) -> Record:  # noqa: ANN401  Blocks
-        size, empty = self.tiling.block, first_key >= stop_key
+        size, empty = self.span, first_key >= stop_key
         lowest = snap(first_key)
         rows = blocks.stop - blocks.carried + GROUP if self.queries.own_origin else blocks.stop
         if self.right is None:
@@ -181,7 +190,7 @@ class Geometry:
 
     def step(self, record: Record, j: Any) -> Step:  # noqa: ANN401  int32, maybe traced
         """Key window j of a query block."""
-        size = self.tiling.block
+        size = self.span
         window = GROUP * record.window
         start = jnp.maximum(window - j * size, snap(record.first_key))
         lo = jnp.maximum(record.first_key - start, 0)
