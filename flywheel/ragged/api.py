@@ -24,7 +24,7 @@ from flywheel.attention.tiling import VMEM_LIMIT
 from flywheel.packing import GROUP, Packing, clean, padded_tokens, snap
 from flywheel.ragged.checks import check_cu_seqlens, check_operands, check_rotary
 from flywheel.ragged.geometry import Geometry, Keys
-from flywheel.ragged.kernel import Operands, RawOutputs, call
+from flywheel.ragged.launch import Operands, call
 from flywheel.ragged.spec import RaggedSpec
 from flywheel.ragged.tiling import RaggedConfig, Tiling, resolve, row_bytes, vmem_bytes
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jaxtyping import BFloat16, Float32, Int32
 
     from flywheel.attention.checks import Softmax
+    from flywheel.attention.kernel import RawOutputs
 
 _RANK = 3
 

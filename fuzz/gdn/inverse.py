@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fuzz.attention.evaluate import log2
+from fuzz.gdn.record import record_of
 from fuzz.outcome import shares
-from verify.attention.examine import environment, measures_json
 from verify.backend import device_model
 from verify.gdn.inverse_judge import judge_inverse
-from verify.records import FORMAT
 from verify.verdict import Judgement, Verdict
 
 if TYPE_CHECKING:
@@ -45,27 +44,9 @@ def evaluate(case: Case, *, subject: InverseSubject, name: str, reproduce: str) 
     else:
         judged = judge_inverse(problem.lower, got, subject.steps(precision), device_model(), power=False)
         judgement, bound = judged.judgement, judged.bound
-    record: dict[str, Any] = {
-        "format": FORMAT,
-        "subject": name,
-        "hunt": case.hunt,
-        "case": case.name,
-        "family": "fuzz",
-        "sha256": case.sha256,
-        "shape": {"chunk": 64},
-        "features": {"precision": precision},
-        "verdict": judgement.verdict.value,
-        "reason": judgement.reason,
-        "notes": list(judgement.notes),
-        "measures": {part: measures_json(measures) for part, measures in judgement.measures.items()},
-        "replays": None,
-        "query_blocks": None,
-        "replay_map": None,
-        "environment": environment("fast"),
-        "reproduce": reproduce,
-        "case_spec": case.to_json(),
-        "root": None,
-    }
+    record = record_of(
+        case, judgement, name=name, reproduce=reproduce, shape={"chunk": 64}, features={"precision": precision}
+    )
     if judgement.verdict is Verdict.FAIL:
         record["root"] = f"raised-{raised}" if raised else _root(record, precision)
     worst = record["measures"].get("inverse")

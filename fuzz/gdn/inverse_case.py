@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fuzz.gdn import written
 from verify.attention.cases import CaseError, base_values
 from verify.attention.problem import BF16
 
@@ -102,39 +103,13 @@ class InverseCase:
         return InverseProblem(lower(self.key_words().astype(np.float64), beta.astype(np.float64), self.decays()), beta)
 
     def to_json(self, *, sha256: str | None = None) -> dict[str, Any]:
-        """A JSON object that `from_json` reads back; defaults are left out."""
-        body: dict[str, Any] = {"format": FORMAT, "name": self.name}
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if field.name != "name" and value != field.default:
-                body[field.name] = list(value) if isinstance(value, tuple) else value
-        body["sha256"] = digest(self.build()) if sha256 is None else sha256
-        return body
+        """A JSON object that `from_json` reads back."""
+        return written.write(self, FORMAT, digest(self.build()) if sha256 is None else sha256)
 
     @staticmethod
     def from_json(body: dict[str, Any]) -> InverseCase:
-        """Read a case, and check its bits.
-
-        Raises:
-            CaseError: wrong format, unknown fields, values that make no matrix, or other bits.
-        """
-        if body.get("format") != FORMAT:
-            message = f"format must be {FORMAT}, got {body.get('format')!r}"
-            raise CaseError(message)
-        given = {key: value for key, value in body.items() if key not in ("format", "sha256", "versions")}
-        fields: dict[str, Any] = {key: tuple(x) if isinstance(x, list) else x for key, x in given.items()}
-        try:
-            case = InverseCase(**fields)
-            found = digest(case.build())
-        except (TypeError, ValueError, KeyError, IndexError) as error:
-            message = f"case {body.get('name')!r} cannot be built: {error}"
-            raise CaseError(message) from error
-        if "sha256" in body and body["sha256"] != found:
-            message = (
-                f"case {case.name!r} builds other bits than it was written with: {found} instead of {body['sha256']}"
-            )
-            raise CaseError(message)
-        return case
+        """Read a case, and check its bits; a CaseError says what is wrong (`fuzz.gdn.written.read`)."""
+        return written.read(InverseCase, FORMAT, body, lambda case: digest(case.build()))
 
     def written_out(self, keys: np.ndarray, beta: np.ndarray, name: str) -> InverseCase:
         """The same with these words instead of the family's."""

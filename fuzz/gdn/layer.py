@@ -7,9 +7,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fuzz.attention.evaluate import log2
+from fuzz.gdn.record import record_of
 from fuzz.outcome import severity, shares
-from verify.attention.examine import environment, measures_json
-from verify.records import FORMAT
 from verify.subjects.gdn import judge_gdn_subject
 from verify.verdict import Verdict
 
@@ -27,26 +26,8 @@ def evaluate(case: Case, *, subject: GdnSubject, name: str, reproduce: str) -> d
     judgement = judged.judgement
     if judgement.verdict in (Verdict.SKIPPED, Verdict.OUTSIDE_DOMAIN):
         return None
-    record: dict[str, Any] = {
-        "format": FORMAT,
-        "subject": name,
-        "hunt": case.hunt,
-        "case": case.name,
-        "family": "fuzz",
-        "sha256": case.sha256,
-        "shape": {"tokens": problem.tokens, "heads": list(problem.heads)},
-        "features": {},
-        "verdict": judgement.verdict.value,
-        "reason": judgement.reason,
-        "notes": list(judgement.notes),
-        "measures": {part: measures_json(measures) for part, measures in judgement.measures.items()},
-        "replays": None,
-        "query_blocks": None,
-        "replay_map": None,
-        "environment": environment("fast"),
-        "reproduce": reproduce,
-        "case_spec": case.to_json(),
-    }
+    shape = {"tokens": problem.tokens, "heads": list(problem.heads)}
+    record = record_of(case, judgement, name=name, reproduce=reproduce, shape=shape, features={})
     found = shares(record)
     inputs: Any = case.inputs
     cells = [f"{inputs.keys.replace(' ', '-')} {inputs.beta} {inputs.decay}"]

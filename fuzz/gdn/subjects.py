@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.util
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from verify.gdn.inverse_steps import InverseSteps
 from verify.subjects.gdn import GdnSubjectError
+from verify.subjects.lookup import find
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,18 +77,5 @@ def load(name: str) -> InverseSubject:
     """
     if name == OURS:
         return FLYWHEEL
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        message = f"subject must be package.module:object or one of {', '.join(names())}; got {name!r}"
-        raise GdnSubjectError(message)
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        message = f"subject {name!r} cannot be loaded: {error}"
-        raise GdnSubjectError(message) from error
-    if isinstance(found, InverseSubject):
-        return found
-    if not callable(found):
-        message = f"subject {name!r} must be an InverseSubject or a function, got {type(found).__name__}"
-        raise GdnSubjectError(message)
-    return InverseSubject(name, found)  # type: ignore[arg-type]
+    path, found = find(name, InverseSubject, {OURS: OURS}, GdnSubjectError)
+    return found if isinstance(found, InverseSubject) else InverseSubject(path, found)  # type: ignore[arg-type]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.metadata
 import importlib.util
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from verify.gdn.contract_recurrent import recurrent_bound
 from verify.gdn.judge import GdnResult, judge
 from verify.gdn.problem import BF16
 from verify.gdn.steps import BF16_STEPS, ChunkSteps
+from verify.subjects.lookup import find
 from verify.verdict import Judgement, Verdict
 
 if TYPE_CHECKING:
@@ -132,21 +132,9 @@ def load(name: str) -> GdnSubject:
     Raises:
         GdnSubjectError: no such name, or nothing callable stands there.
     """
-    path = {**BUILT_IN, **PEERS}.get(name, name)
-    module, colon, attribute = path.partition(":")
-    if not (module and colon and attribute):
-        message = f"subject must be package.module:object or one of {', '.join(names())}; got {name!r}"
-        raise GdnSubjectError(message)
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        message = f"subject {name!r} cannot be loaded: {error}"
-        raise GdnSubjectError(message) from error
+    path, found = find(name, GdnSubject, {**BUILT_IN, **PEERS}, GdnSubjectError)
     if isinstance(found, GdnSubject):
         return found
-    if not callable(found):
-        message = f"subject {name!r} must be a GdnSubject or a function, got {type(found).__name__}"
-        raise GdnSubjectError(message)
     call: Callable[[GdnProblem], GdnResult] = found  # type: ignore[assignment]
     return GdnSubject(name=path, call=call, steps=BF16_STEPS)
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+from typing import TYPE_CHECKING, Any
 
+from verify.subjects.lookup import find
 from verify.subjects.subject import Subject
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FLYWHEEL = "flywheel.attention"
 BUILT_IN = {
@@ -63,22 +67,11 @@ def load(name: str, *, operation: str | None = None) -> Subject:
 
 
 def _found(name: str) -> Subject:
-    path = {**BUILT_IN, **PEERS}.get(name, name)
-    module, colon, attribute = path.partition(":")
-    if not (module and colon and attribute):
-        message = f"subject must be package.module:object or one of {', '.join(names())}; got {name!r}"
-        raise SubjectError(message)
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        message = f"subject {name!r} cannot be loaded: {error}"
-        raise SubjectError(message) from error
+    path, found = find(name, Subject, {**BUILT_IN, **PEERS}, SubjectError)
     if isinstance(found, Subject):
         return found
-    if not callable(found):
-        message = f"subject {name!r} must be a Subject or a function, got {type(found).__name__}"
-        raise SubjectError(message)
-    return Subject(name=path, call=found, takes_problem=next(iter(_parameters(found)), None) == "problem")
+    call: Callable[..., Any] = found  # type: ignore[assignment]
+    return Subject(name=path, call=call, takes_problem=next(iter(_parameters(found)), None) == "problem")
 
 
 def _parameters(function: object) -> tuple[str, ...]:
