@@ -19,6 +19,7 @@ from verify.gdn.inverse_levels import SPLIT_UNIT
 from verify.gdn.inverse_steps import CHUNK
 from verify.gdn.layout import convolved_rows, finite, initial_state, key_head, numeric
 from verify.gdn.problem import BF16, DeltaRuleProblem, GdnProblem, shapes
+from verify.gdn.steps import PIECES, PIECES_SIZE
 
 if TYPE_CHECKING:
     from verify.devices import DeviceModel
@@ -187,8 +188,10 @@ def decays(g: Ball, form: str, machine: Machine) -> _Decays:
     doubt = np.cumsum(np.where(open_at, np.where(reset_at, 0.0, g.rad)[:, None], 0.0), axis=0)
     if form == "cumulative":
         size = np.where(size + doubt > 0.0, 2.0 * np.abs(values).sum(), 0.0)
-    counted = np.cumsum(open_at & (terms != 0.0), axis=0)
-    room = doubt + np.expm1((counted + 1) * machine.device.unit_roundoff) * size
+    counted, unit = np.cumsum(open_at & (terms != 0.0), axis=0), machine.device.unit_roundoff
+    if form == "pieces":
+        counted, size, unit = PIECES * counted, PIECES_SIZE * (size + doubt), machine.device.dot_unit_roundoff
+    room = doubt + np.expm1((counted + 1) * unit) * size
     exact = np.cumsum(terms, axis=0)
     summed = Ball(exact, np.zeros(exact.shape)).widened(room * (1.0 + 2.0**-30))
     found = machine.exp(Ball(np.minimum(summed.mid, 0.0), summed.rad))

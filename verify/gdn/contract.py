@@ -20,7 +20,7 @@ from verify.gdn.inverse_levels import Arithmetic, half_spacing
 from verify.gdn.inverse_steps import CHUNK
 from verify.gdn.layout import initial_state, key_head
 from verify.gdn.problem import shapes
-from verify.gdn.steps import SUB_BLOCK
+from verify.gdn.steps import PIECES, PIECES_SIZE, SUB_BLOCK
 from verify.rounding import BF16, nearest
 
 if TYPE_CHECKING:
@@ -274,6 +274,8 @@ class _Chunk:
         reset = np.isneginf(g.value)
         size = np.where(reset, 0.0, np.abs(g.value))
         summing = gamma(self.n + 2, self.unit)
+        if self.steps.decay == "pieces":
+            summing = gamma(PIECES * self.n + 2, self.device.dot_unit_roundoff) * PIECES_SIZE
         if self.steps.decay == "cumulative":
             # A difference of two sums errs by what both do; charged to every token of a segment once.
             size = np.broadcast_to(size.sum(axis=0) * 2.0, size.shape)

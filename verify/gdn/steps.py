@@ -36,7 +36,14 @@ if TYPE_CHECKING:
 
 SILU_FORMS = ("tanh", "sigmoid")
 CONVOLUTIONS = ("exact", "bf16")
-DECAYS = ("segments", "cumulative")
+DECAYS = ("segments", "pieces", "cumulative")
+PIECES = 3
+"""BF16 numbers whose sum is an FP32 number: 8 significant bits each."""
+
+PIECES_SIZE = 1.0 + 2.0**-7 + 2.0**-14
+"""Sum of the pieces' sizes relative to the number's: the first is at most 1 + u, the others u (1 + u) and u^2 (1 + u)
+with u = 2^-8."""
+
 OUTPUTS = ("bf16", "fp32")
 OPERANDS = ("any", "known")
 CHANNELS = ("blocks", "pairs")
@@ -53,7 +60,8 @@ class ChunkSteps:
         precision: of all other matrix products: "bf16" or "bf16x3".
         silu: "tanh": 0.5 y (1 + tanh(y / 2)); "sigmoid": y / (1 + exp(-y)).
         convolution: "exact": products of taps and inputs are exact (each a hi/lo pair); "bf16": rounded to BF16.
-        decay: "segments": each D_ij from its own sum; "cumulative": from differences of G.
+        decay: "segments": each D_ij from its own sum; "pieces": the same as a matrix product of three BF16 pieces per
+            log-decay with zeros and ones; "cumulative": from differences of G.
         out: format of the output.
         operands: which numbers are rounded to BF16 before the products of [k; q] and of the inverse: "known": those of
             the formulas above, k, scaled q, beta v and beta k exp(G); "any": others as large are allowed too, such as
@@ -235,8 +243,22 @@ def decays(g: np.ndarray, form: str) -> tuple[np.ndarray, np.ndarray, np.ndarray
         return d, np.exp(total), np.exp(total[-1:] - total)
     # Row t, column j: g_t for t > j; 0 times -inf is avoided.
     after = np.where(np.tril(np.ones((n, n), dtype=bool), -1).reshape(n, n, *inner), g[:, None], np.float32(0))
-    d = np.where(lower, np.exp(np.cumsum(after, axis=0, dtype=np.float32)), 0).astype(np.float32)
-    return d, np.exp(np.cumsum(g, axis=0, dtype=np.float32)), d[-1]
+    d = np.where(lower, np.exp(_sums(after, form)), 0).astype(np.float32)
+    return d, np.exp(_sums(g, form)), d[-1]
+
+
+def _sums(g: np.ndarray, form: str) -> np.ndarray:
+    """Running sums along axis 0 in FP32, of the numbers or of their pieces one after another."""
+    if form != "pieces":
+        return np.cumsum(g, axis=0, dtype=np.float32)
+    pieces, rest = [], np.asarray(g, dtype=np.float32)
+    for _ in range(PIECES):
+        pieces.append(rest.astype(BF16).astype(np.float32))
+        with np.errstate(invalid="ignore"):
+            rest = rest - pieces[-1]
+        rest = np.where(np.isnan(rest), np.float32(0), rest)  # -inf is its own first piece
+    terms = np.stack(pieces, axis=1).reshape(PIECES * len(g), *g.shape[1:])
+    return np.cumsum(terms, axis=0, dtype=np.float32)[PIECES - 1 :: PIECES]
 
 
 def _decayed_pairs(left: np.ndarray, k: np.ndarray, d: np.ndarray, steps: ChunkSteps, dot: Product) -> np.ndarray:

@@ -101,7 +101,7 @@ def lacking(problem: GdnProblem) -> str | None:
 
 def steps(precision: str) -> ChunkSteps:
     """The roundings of a precision."""
-    return ChunkSteps(InverseSteps(precision, "add"), precision=precision, snap=8)
+    return ChunkSteps(InverseSteps(precision, "add"), precision=precision, decay="pieces", snap=8)
 
 
 def _subject(precision: str) -> GdnSubject:

@@ -26,6 +26,7 @@ VARIANTS = {
     "sigmoid, rounded copies, fp32 out": ChunkSteps(
         InverseSteps("bf16x3", "multiply"), "bf16x3", silu="sigmoid", convolution="bf16", out="fp32"
     ),
+    "gates in pieces, snapped": dataclasses.replace(SPLIT_STEPS, decay="pieces", snap=8),
     "cumulative gates, snapped": dataclasses.replace(SPLIT_STEPS, decay="cumulative", snap=8),
 }
 
@@ -42,7 +43,7 @@ def check(problem: Problem, steps: ChunkSteps, name: str) -> None:
     assert (error <= bound.state + reference.state_error)[inside].all(), name
 
 
-@pytest.mark.parametrize("variant", ["bf16", "bf16x3", "bf16, known operands, fp32 out"])
+@pytest.mark.parametrize("variant", ["bf16", "bf16x3", "bf16, known operands, fp32 out", "gates in pieces, snapped"])
 def test_contract_holds(variant: str) -> None:
     """A few of all families, two sequences with a short tail; small heads."""
     check_sample(variant, 167)
