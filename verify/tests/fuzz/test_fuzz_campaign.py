@@ -104,6 +104,7 @@ def test_a_violation_is_exit_code_1(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().out.startswith("pass: ")
 
 
+@pytest.mark.deep
 def test_a_crash_is_a_finding(tmp_path: Path) -> None:
     """A case that ends its process is saved, recorded as failing, and the hunt goes on in a new process."""
     assert main(arguments(tmp_path, "crashes", "--examples", "5")) == VIOLATED
@@ -126,6 +127,7 @@ def test_a_hang_is_a_finding(tmp_path: Path) -> None:
     assert (tmp_path / "failures" / "attention-hang.json").exists()
 
 
+@pytest.mark.deep
 def test_killed_and_resumed(tmp_path: Path) -> None:
     """After kill -9 nothing finished is lost, nothing is run twice, and seeds move on."""
     process = start(tmp_path, "oracle", "--examples", "40")

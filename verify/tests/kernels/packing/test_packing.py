@@ -111,6 +111,7 @@ def check_order(packing: Packing, blocks: Blocks, cu: Sequence[int]) -> None:
         assert first.tolist() == starts, "a block does not begin where it counts from"
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("block", "own_origin", "padding"), MODES)
 def test_every_start_offset_and_length(block: int, own_origin: bool, padding: bool) -> None:
     """A sequence of 0 to 40 tokens at every offset from the grid, between two others, leaves every row right."""
@@ -120,6 +121,7 @@ def test_every_start_offset_and_length(block: int, own_origin: bool, padding: bo
     assert check(packing, cases) == 8 * 41
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("block", "own_origin", "padding"), MODES)
 def test_all_lengths_of_four_short_sequences(block: int, own_origin: bool, padding: bool) -> None:
     """Several sequences in one group, empty ones among them: all lengths 0 to 4 of four, with padding after them."""
@@ -128,6 +130,7 @@ def test_all_lengths_of_four_short_sequences(block: int, own_origin: bool, paddi
     assert check(packing, np.cumsum(np.pad(lengths, ((0, 0), (1, 0))), axis=1)) == 5**4
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("block", "own_origin"), [(8, False), (8, True), (16, False), (16, True)])
 def test_all_cuts_of_a_short_axis(block: int, own_origin: bool) -> None:
     """All ways to place three bounds on up to 21 tokens, the first one not at 0 included."""

@@ -90,6 +90,7 @@ def test_permuting_sequences_permutes_results() -> None:
     assert_within_contract(permuted, run(permuted))
 
 
+@pytest.mark.deep
 def test_a_sequence_alone() -> None:
     """Each of several sequences alone in the array, at the start of it, is within the bound."""
     problem = batch(LENGTHS)
