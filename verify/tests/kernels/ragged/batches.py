@@ -28,6 +28,20 @@ PER_LAUNCH = 17
 SEQUENCES, TOKENS = 3 * PER_LAUNCH, PAIR * PER_LAUNCH
 BLOCK = 128
 
+FEATURES = {
+    "full": {"causal": False},
+    "window": {"window": (40, None)},
+    "narrow-window": {"window": (3, 0)},
+    "two-sided-window": {"causal": False, "window": (70, 33)},
+    "right-window": {"causal": False, "window": (None, 20)},
+    "left-window": {"causal": False, "window": (150, None)},
+    "softcap": {"softcap": 5.0},
+    "sinks": {"sinks": np.array([0.5, -np.inf], np.float32)},
+    "online": {"softmax": "online"},
+    "online-full": {"causal": False, "softmax": "online"},
+}
+"""Options of a batch by name; `softmax` is the kernel's."""
+
 
 def cumulative(lengths: Sequence[int], sequences: int = SEQUENCES) -> np.ndarray:
     """Cumulative lengths of a batch, empty sequences after the last to make up the number."""

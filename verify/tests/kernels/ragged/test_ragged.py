@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from batches import (
+    FEATURES,
     PER_LAUNCH,
     SEQUENCES,
     TOKENS,
@@ -99,21 +100,6 @@ def test_a_sequence_alone() -> None:
         assert_within_contract(alone, run(alone))
 
 
-def test_batch_invariance_is_bitwise() -> None:
-    """With `batch_invariant` a sequence's results are the same bits alone, elsewhere, and among other neighbours."""
-    problem = batch(LENGTHS)
-    together = run(problem, batch_invariant=True)
-    assert_within_contract(problem, together)
-    assert together.lse is not None
-    for n, before in ((2, 5), (3, 0), (8, 3), (10, 6), (10, 101)):
-        rows, _ = sequence(problem, n)
-        alone = run(arranged(problem, [n], before=before), batch_invariant=True)
-        assert alone.lse is not None
-        mine = slice(before, before + rows.stop - rows.start)
-        assert np.array_equal(alone.out[:, :, mine], together.out[:, :, rows])
-        assert np.array_equal(alone.lse[:, :, mine], together.lse[:, :, rows])
-
-
 def test_other_lengths_need_no_compilation() -> None:
     """One compilation serves all lengths of a shape."""
     run(batch(LENGTHS))
@@ -161,18 +147,6 @@ def test_traced_lengths_that_break_the_rules_are_inert(raw: list[int]) -> None:
         assert np.array_equal(a, b, equal_nan=True)
 
 
-FEATURES = {
-    "full": {"causal": False},
-    "window": {"window": (40, None)},
-    "narrow-window": {"window": (3, 0)},
-    "two-sided-window": {"causal": False, "window": (70, 33)},
-    "right-window": {"causal": False, "window": (None, 20)},
-    "left-window": {"causal": False, "window": (150, None)},
-    "softcap": {"softcap": 5.0},
-    "sinks": {"sinks": np.array([0.5, -np.inf], np.float32)},
-    "online": {"softmax": "online"},
-    "online-full": {"causal": False, "softmax": "online"},
-}
 Q_LENGTHS, K_LENGTHS = [300, 40, 0, 1, 200, 9], [450, 7, 5, 260, 150, 0]
 
 
