@@ -47,6 +47,8 @@ class Function:
             than any envelope, above them it overflows or is constant.
         negative: defined for negative arguments too.
         largest: beyond it no model claims anything; None if the function is claimed for every argument.
+        by_processor: it starts from an approximate instruction whose bits differ between processors, so that a figure
+            measured on one is not another's.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Function:
     binades: range
     negative: bool
     largest: float | None = None
+    by_processor: bool = False
 
     def relative(self, model: DeviceModel) -> float | None:
         """The relative envelope that the model claims; None if the absolute one stands alone."""
@@ -77,7 +80,7 @@ FUNCTIONS = {
         Function("exp", jnp.exp, np.exp, range(-30, 7), negative=True),
         Function("log", jnp.log, np.log, range(-126, 128), negative=False),
         Function("tanh", jnp.tanh, np.tanh, range(-126, 8), negative=True),
-        Function("rsqrt", lax.rsqrt, lambda x: 1.0 / np.sqrt(x), range(-126, 128), negative=False),
+        Function("rsqrt", lax.rsqrt, lambda x: 1.0 / np.sqrt(x), range(-126, 128), negative=False, by_processor=True),
         Function("reciprocal", lambda x: 1.0 / x, lambda x: 1.0 / x, range(-126, 127), negative=True),
         Function("sigmoid", jax.nn.sigmoid, lambda x: 1.0 / (1.0 + np.exp(-x)), range(-30, 7), negative=True),
         Function("sin", jnp.sin, np.sin, range(-30, 20), negative=True, largest=2.0**20),

@@ -98,18 +98,25 @@ def test_a_sample_of_fp32_arguments_stays_within_the_envelope(name: str) -> None
 @pytest.mark.deep
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_envelope_holds_everywhere(name: str, tmp_path: Path) -> None:
-    """Every normal FP32 argument: the claim holds, and the largest error is the one that the model's source states."""
+    """Every normal FP32 argument: the claim holds, and the largest error is the one that the model's source states.
+
+    Where it depends on the processor, the claim alone.
+    """
     envelope = measure_everywhere(name, CPU_INTERPRET, tmp_path / "state.jsonl")
     assert envelope.exhaustive
     assert envelope.count == len(blocks(FUNCTIONS[name])) * BINADE
     assert envelope.holds, envelope
-    assert envelope.worst == RECORDED[name]["worst"]
+    assert FUNCTIONS[name].by_processor or envelope.worst == RECORDED[name]["worst"]
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_recorded_run_is_the_source_of_the_model(name: str) -> None:
-    """The committed run tried every argument; its figure stands in the source, and its worst argument gives it."""
+    """The committed run tried every argument; its figure stands in the source, and its worst argument gives it.
+
+    On another processor than the run's that argument need not be the worst, where the function depends on it: there the
+    claim must hold.
+    """
     recorded, function = RECORDED[name], FUNCTIONS[name]
     assert recorded["exhaustive"]
     assert recorded["count"] == len(blocks(function)) * BINADE
@@ -120,7 +127,10 @@ def test_the_recorded_run_is_the_source_of_the_model(name: str) -> None:
     assert recorded["claimed"] == function.claimed(CPU_INTERPRET)[0]
     x = np.array([recorded["at"]], np.float32)
     again = float(excess(np.asarray(jax.jit(function.device)(x)), x, function, CPU_INTERPRET)[0])
-    assert again == pytest.approx(recorded["worst"], abs=2.0**-48)
+    if function.by_processor:
+        assert again <= recorded["claimed"]
+    else:
+        assert again == pytest.approx(recorded["worst"], abs=2.0**-48)
 
 
 @pytest.mark.smoke
