@@ -153,8 +153,8 @@ def fused_conv1d_gdn(
             throughout.  "bf16x3": operands as hi/lo pairs.
         interpret: Pallas' interpret mode.
 
-    Error: docs/gdn-contract.md, ChunkSteps(InverseSteps(precision), precision, snap=8): elementwise, for outputs and
-    final states.  Slots that no sequence names keep their bits.
+    Error: docs/gdn-contract.md, ChunkSteps(InverseSteps(precision), precision, decay="pieces", snap=8, tile=128):
+    elementwise, for outputs and final states.  Slots that no sequence names keep their bits.
 
     Traced arguments are not looked at before the launch: bounds that fall or exceed the tokens make empty or shorter
     sequences (`flywheel.packing.clean`), and slots out of range count as -1.

@@ -104,6 +104,21 @@ class Execution:
         left_parts = np.concatenate([high[0], low[0], high[0]], axis=1)
         return self.dot(left_parts, np.concatenate([high[1], high[1], low[1]], axis=0))
 
+    def onto(self, addend: np.ndarray, left: np.ndarray, right: np.ndarray, precision: str) -> np.ndarray:
+        """An addend plus a product, which is finished first, or whose passes are summed onto the addend."""
+        if self.rng.random() < 0.5:
+            return self.add(addend, self.product(left, right, precision))
+        high = nearest(left, BF16), nearest(right, BF16)
+        passes = [high]
+        if precision != "bf16":
+            low = nearest(left - high[0], BF16), nearest(right - high[1], BF16)
+            passes += [(low[0], high[1]), (high[0], low[1])]
+        for at in self.rng.permutation(len(passes)):
+            found = self.dot(*passes[at])
+            both = (addend != 0.0) & (found != 0.0)
+            addend = np.where(both, self.register(addend + found, self.device.dot_unit_roundoff), addend + found)
+        return addend
+
     def function(
         self, f: Callable[[np.ndarray], np.ndarray], x: np.ndarray, relative: float, absolute: float = 0.0
     ) -> np.ndarray:
@@ -286,21 +301,31 @@ def _log_decay(problem: GdnProblem, span: slice, execution: Execution) -> np.nda
     x = execution.add(numeric(problem.a[span]), np.broadcast_to(finite(problem.dt_bias), problem.a[span].shape))
     with np.errstate(all="ignore"):
         small = execution.function(np.exp, -np.abs(x), device.exp_relative)
-        raised = execution.function(np.log1p, small, device.log_relative)
+        raised = execution.function(np.log1p, small, device.log_relative + device.log_absolute)
         softplus = execution.add(np.maximum(x, 0.0), raised)
-        logarithm = execution.function(np.log, softplus, 4 * device.unit_roundoff)
+        logarithm = execution.function(np.log, softplus, device.log_relative, device.log_absolute)
         total = execution.register(a_log + np.where(x < -17.0, x, logarithm), device.unit_roundoff)
         return -execution.function(np.exp, total, device.exp_relative)
 
 
-def _decays(g: np.ndarray, execution: Execution) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Each sum from its own segment, in random orders."""
+def _pieces(x: np.ndarray) -> np.ndarray:
+    """Three BF16 numbers for each, one after another along the first axis; exp(-200) is 0 already."""
+    found, rest = [], np.maximum(x, -200.0)
+    for _ in range(3):
+        found.append(nearest(rest, BF16))
+        rest = rest - found[-1]
+    return np.concatenate(found)
+
+
+def _decays(g: np.ndarray, form: str, execution: Execution) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each sum from its own segment, in random orders; of pieces on the matrix unit, if the form says so."""
     n, device = len(g), execution.device
     open_at = np.arange(n)[:, None] >= np.arange(n + 1)[None, :]
     found = np.zeros((n, n + 1))
     for i in range(n):
         terms = np.where(open_at[: i + 1], np.where(np.isneginf(g[: i + 1]), 0.0, g[: i + 1])[:, None], 0.0)
-        total = execution.sum(terms)
+        pieces = form == "pieces"
+        total = execution.sum(_pieces(terms), device.dot_unit_roundoff) if pieces else execution.sum(terms)
         value = np.where(total == 0.0, 1.0, execution.function(np.exp, total, device.exp_relative))
         reset = (open_at[: i + 1] & np.isneginf(g[: i + 1])[:, None]).any(axis=0)
         seen = np.arange(n + 1) <= i + 1
@@ -314,7 +339,7 @@ def _chunk(
     q, k, v, beta, g = parts
     n, lanes = v.shape
     beta = beta[:, None]
-    d, from_start, to_end = _decays(g, execution)
+    d, from_start, to_end = _decays(g, steps.decay, execution)
 
     def dot(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return execution.product(x, y, steps.precision)
@@ -326,11 +351,10 @@ def _chunk(
     x = inverse(padded, steps.inverse, execution)[:n, :n]
     right = np.concatenate([execution.mul(v, beta), execution.mul(k, execution.mul(beta, from_start))], axis=1)
     both = dot(x, right)
-    reads = dot(np.concatenate([both[:, lanes:], execution.mul(q, from_start)]), state)
-    update = execution.add(both[:, :lanes], -reads[:n])
-    writes = dot(np.concatenate([np.tril(execution.mul(pairs[n:], d)), execution.mul(k, to_end).T]), update)
-    out = execution.add(reads[n:], writes[:n])
-    after = execution.add(execution.mul(state, from_start[-1]), writes[n:])
+    update = execution.onto(both[:, :lanes], -both[:, lanes:], state, steps.precision)
+    read = dot(execution.mul(q, from_start), state)
+    out = execution.onto(read, np.tril(execution.mul(pairs[n:], d)), update, steps.precision)
+    after = execution.onto(execution.mul(state, from_start[-1]), execution.mul(k, to_end).T, update, steps.precision)
     return (nearest(out, BF16) if steps.out == "bf16" else out), after
 
 
@@ -343,11 +367,13 @@ def inverse(lower: np.ndarray, steps: InverseSteps, execution: Execution) -> np.
         return execution.product(x, y, steps.precision)
 
     def finish(left: np.ndarray, power: np.ndarray) -> np.ndarray:
-        return execution.add(left, dot(left, power)) if steps.finish == "add" else dot(left, identity + power)
+        if steps.finish == "add":
+            return execution.onto(left, left, power, steps.precision)
+        return dot(left, identity + power)
 
     x = finish(identity - base, dot(base, base))
     for size in LEVELS[1:]:
         if size <= n:
             nilpotent = dot(part(lower, size), x)
-            x = finish(execution.add(x, -dot(x, nilpotent)), dot(nilpotent, nilpotent))
+            x = finish(execution.onto(x, -x, nilpotent, steps.precision), dot(nilpotent, nilpotent))
     return x

@@ -216,12 +216,14 @@ def chunk(rows: Rows, state: Ball, steps: ChunkSteps, machine: Machine) -> tuple
     x = inverse(lower, steps, machine.device)
     right = concatenate([machine.mul(rows.v, beta), machine.mul(rows.k, machine.mul(beta, d.from_start))], 1)
     both = machine.product(x, right, precision)
-    reads = machine.product(stacked(both[:, lanes:], machine.mul(rows.q, d.from_start)), state, precision)
-    update = machine.sub(both[:, :lanes], reads[:n])
+    readers = stacked(both[:, lanes:], machine.mul(rows.q, d.from_start))
+    reads = machine.product(readers, state, precision)
+    update = machine.onto(both[:, :lanes], -reads[:n], readers[:n], state, precision)
     update = _meet(update, _together(x, right, both, state, machine, precision))
-    writes = machine.product(stacked(scores, machine.mul(rows.k, d.to_end).T), update, precision)
-    out = machine.add(reads[n:], writes[:n])
-    after = machine.add(machine.mul(state, d.from_start[n - 1 : n]), writes[n:])
+    writers = stacked(scores, machine.mul(rows.k, d.to_end).T)
+    writes = machine.product(writers, update, precision)
+    out = machine.onto(reads[n:], writes[:n], writers[:n], update, precision)
+    after = machine.onto(machine.mul(state, d.from_start[n - 1 : n]), writes[n:], writers[n:], update, precision)
     return (machine.to_bf16(out) if steps.out == "bf16" else out), after
 
 
@@ -241,17 +243,18 @@ def _together(x: Ball, right: Ball, both: Ball, state: Ball, machine: Machine, p
 
     With hats for what enters a product, U = X^ R_v^ + e_0, W = X^ R_k^ + e_1, W^ = W + e_2, W^ S^ summed with e_3:
 
-        U - W^ S^ = X^ (R_v^ - R_k^ S^) + e_0 - (e_1 + e_2) S^ - e_3, and the difference is rounded once
+        U - W^ S^ = X^ (R_v^ - R_k^ S^) + e_0 - (e_1 + e_2) S^ - e_3, and U may be the accumulator of W S
     """
     lanes, arithmetic = state.shape[1], machine.arithmetic(precision)
-    omega, u = machine.device.smallest_normal, machine.device.unit_roundoff
+    omega = machine.device.smallest_normal
     inverse_in, right_in, state_in, w_in = (machine.entering(each, precision) for each in (x, right, state, both))
     exact = inverse_in @ (right_in[:, :lanes] - right_in[:, lanes:] @ state_in)
     summed = arithmetic.accumulated(inverse_in.size, right_in.size) + omega
     of_w = summed[:, lanes:] + arithmetic.rounded(both.size[:, lanes:])
     reading = arithmetic.accumulated(w_in.size[:, lanes:], state_in.size) + omega
     room = (summed[:, :lanes] + of_w @ state_in.size + reading) * (1.0 + 2.0**-30)
-    return exact.widened((room + u * (exact.size + room)) * (1.0 + 2.0**-30) + omega)
+    joined = arithmetic.joined(both.size[:, :lanes], w_in.size[:, lanes:], state_in.size)
+    return exact.widened((room + joined) * (1.0 + 2.0**-30) + omega)
 
 
 def _meet(left: Ball, right: Ball) -> Ball:

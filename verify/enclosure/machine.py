@@ -96,6 +96,11 @@ class Machine:
             return self.dot(a, b)
         return self._register((a @ b).widened(self.arithmetic(precision).accumulated(a.size, b.size)))
 
+    def onto(self, addend: Ball, found: Ball, left: Ball, right: Ball, precision: str) -> Ball:
+        """An addend plus a product that was `found`: the compiler may make it the product's accumulator."""
+        growth = self.arithmetic(precision).joined(addend.size, left.size * OPERAND_SIZE, right.size * OPERAND_SIZE)
+        return self._register((addend + found).widened(growth * (1.0 + 2.0**-30)))
+
     def entering(self, x: Ball, precision: str) -> Ball:
         """What stands for x in a product: rounded to BF16, or the sum of two BF16 numbers."""
         if precision == "bf16":
@@ -181,5 +186,7 @@ def stacked(upper: Ball, lower: Ball) -> Ball:
     return concatenate([upper, lower], 0)
 
 
+OPERAND_SIZE = 1.0 + 2.0**-7
+"""What enters a product is at most so much larger than the number itself, which is rounded to BF16 or to hi + lo."""
 LOG2_E = math.log2(math.e)
 LN2 = math.log(2.0)

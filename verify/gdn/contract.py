@@ -36,6 +36,9 @@ LARGEST = 2.0**127
 """Sizes beyond it may overflow in FP32: outside the domain."""
 OMEGA_ROOM = 2.0**-126
 """What flushing an operand costs."""
+OF_INVERSE = 2.0**18
+"""Every sum in the inverse is at most so much larger than the bound of the result: the bound contains the sum's own
+rounding, 64 u times its terms' sizes, carried to the result through matrices whose diagonals are 1."""
 NEGLIGIBLE = 2.0**-60
 """Transitions of a smaller norm are merged with the next chunk's (their bounds are added, not dropped)."""
 
@@ -70,7 +73,7 @@ def contract_bound(problem: Problem, steps: ChunkSteps, device: DeviceModel) -> 
             out[span, head], inside_out[span, head] = found.out, found.inside
             if write >= 0:
                 state[write, head] = found.state
-                inside_state[write, head] = bool(found.inside[: problem.sequences.taken(sequence)].all())
+                inside_state[write, head] = found.inside_state
     return GdnBound(out * EVALUATION, state * EVALUATION, inside_out, inside_state)
 
 
@@ -79,6 +82,7 @@ class _HeadBound:
     out: np.ndarray
     state: np.ndarray
     inside: np.ndarray
+    inside_state: bool
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -136,11 +140,8 @@ def _head(
     carried = _Carried([], [])
     tokens = len(inputs.v.value)
     out, inside = np.zeros((tokens, lanes)), inputs.inside[:, key].copy()
-    final = np.zeros_like(state)
-    rounding = 2 * device.unit_roundoff
-    q = Approx(
-        inputs.q.value * problem.scale, abs(problem.scale) * (inputs.q.error + rounding * np.abs(inputs.q.value))
-    )
+    final, here, kept = np.zeros_like(state), True, True
+    q = _scaled(inputs.q, problem.scale, device)
     with np.errstate(over="ignore", invalid="ignore"):
         for start, stop in steps.chunks(problem.sequences.span(sequence), taken):
             part = slice(start, stop)
@@ -152,13 +153,23 @@ def _head(
                 _of(inputs.g, part, head),
             )
             chunk = _Chunk(rows, state, carried, how)
-            out[part], largest = chunk.outputs()
-            inside[part] &= largest <= LARGEST
+            out[part] = chunk.outputs()
+            # An overflow is infinite, and 0 times it NaN in every row of the products that the tile's tokens share.
+            here = here and bool(inside[part].all()) and chunk.within
+            if not here:
+                inside[steps.tile_start(problem.sequences.span(sequence), start) : stop] = False
             state = chunk.advance()
+            here = here and chunk.within
             if stop == taken:
-                final = carried.through(np.eye(len(state)), lanes)
-    inside = np.logical_and.accumulate(inside) if tokens else inside
-    return _HeadBound(np.where(np.isnan(out), np.inf, out), np.where(np.isnan(final), np.inf, final), inside)
+                final, kept = carried.through(np.eye(len(state)), lanes), here
+    out, final = (np.where(np.isnan(x), np.inf, x) for x in (out, final))
+    return _HeadBound(out, final, inside, kept)
+
+
+def _scaled(q: Approx, scale: float, device: DeviceModel) -> Approx:
+    """q times the scale, which is rounded to FP32; below the normal range the product may be flushed."""
+    value, error = q.value * scale, abs(scale) * (q.error + 2 * device.unit_roundoff * np.abs(q.value))
+    return Approx(value, error + np.where((value != 0.0) | (error > 0.0), device.smallest_normal, 0.0))
 
 
 def _of(x: Approx, part: slice, head: int) -> Approx:
@@ -185,11 +196,16 @@ class _Chunk:
         self.carried, self.state_before = carried, state
         self.arithmetic = Arithmetic(self.steps.precision, self.device)
         self.unit = self.device.unit_roundoff
+        self.within = True  # nothing so far may overflow
         self.rows = rows
         self.n, self.lanes = rows.v.value.shape
         self._pairs()
         self._inverse()
         self._updates()
+
+    def _demand(self, *sizes: np.ndarray) -> None:
+        """Sums of sizes that FP32 has to hold."""
+        self.within = self.within and all(bool((x <= LARGEST).all()) for x in sizes)
 
     def _product(self, left: Approx, right: Approx) -> Approx:
         """A matrix product of FP32 values that are known up to errors: operands rounded, FP32 sums."""
@@ -204,7 +220,7 @@ class _Chunk:
         if self.steps.precision != "bf16" or self.steps.operands != "known":
             return self._entering(x)
         with np.errstate(invalid="ignore", over="ignore"):
-            room = x.error * (1.0 + 2.0**-40)
+            room = x.error * EVALUATION  # float64's own rounding of x.value is far below an FP32 rounding
             low, high = nearest(x.value - room, BF16), nearest(x.value + room, BF16)
             middle = 0.5 * low + 0.5 * high
             rest = 0.5 * (high - low)
@@ -225,6 +241,8 @@ class _Chunk:
     def _pairs(self) -> None:
         """A, P, exp(G), exp(G_C - G), L; the decays are one per head, or one per channel of the key."""
         rows, n = self.rows, self.n
+        most_q, most_k = (np.abs(x.value) + x.error for x in (rows.q, rows.k))
+        self._demand(most_k @ most_k.T, most_q @ most_k.T)
         decay = segments(self._segment_errors())
         decay = Approx(decay.value, self._exponential(decay))
         self.from_start = Approx(decay.value[:, 0], decay.error[:, 0])
@@ -265,7 +283,10 @@ class _Chunk:
         whole, exact = (np.einsum("ic,ijc,jc->ij", *each, optimize=False) for each in (most, size))
         channels = left.value.shape[1]
         error = np.maximum(whole - exact, 0.0) + (gamma(channels + 3, self.unit) + 2.0**-45) * whole
-        error = error + np.where(whole > 0.0, 4 * channels * self.device.smallest_normal, 0.0)
+        # Products and sums may be flushed; what is left of the first product of a term meets the third factor.
+        third = most[0].sum(axis=1)[:, None] + most[2].sum(axis=1)[None, :]
+        flushed = np.where(whole > 0.0, (4 * channels + third) * self.device.smallest_normal, 0.0)
+        error = error + flushed
         return Approx(np.einsum("ic,ijc,jc->ij", left.value, d.value, right.value, optimize=False), error)
 
     def _segment_errors(self) -> Approx:
@@ -282,10 +303,13 @@ class _Chunk:
         return Approx(g.value, np.where(reset, 0.0, g.error + summing * size))
 
     def _exponential(self, decay: Approx) -> np.ndarray:
-        """The error of the device's exponential of the sums; exp(0) = 1 and exp(-inf) = 0 are exact."""
+        """The error of the device's exponential of the sums; exp(0) = 1 and exp(-inf) = 0 are exact.
+
+        An exponential that is 1 in float64 is not exact: only that of a sum which has no error either (lemma 7).
+        """
         own = (self.device.exp_relative + self.unit) * (decay.value + decay.error)
-        whole = np.where(decay.value == 1.0, decay.error, decay.error + own + self.device.smallest_normal)
-        return np.where((decay.value == 0.0) & (decay.error == 0.0), 0.0, whole)
+        exact = decay.error == 0.0
+        return np.where(exact, 0.0, decay.error + own + self.device.smallest_normal)
 
     def _inverse(self) -> None:
         """X, and how far the kernel's may be from it."""
@@ -295,6 +319,7 @@ class _Chunk:
         whole = float64(self.lower.value)
         self.inverse = Approx(whole.value, found.bound[: self.n, : self.n] + whole.error)
         self.found = found
+        self._demand(found.bound * OF_INVERSE, np.abs(self.lower.value) + self.lower.error)
 
     def _missed(self, right: np.ndarray) -> np.ndarray:
         """A bound of |(X^ - X) right| for an exact matrix, X^ as an operand: the inverse's sites meet it first."""
@@ -342,16 +367,15 @@ class _Chunk:
         error = error + arithmetic.accumulated(w_most + w_round, most_state)
         self.w = w
         carried = self.carried.through(w, self.lanes)
-        error = error + 2 * self.unit * (np.abs(v_new) + error + carried)
+        most_u = size_x @ (np.abs(right_v.value) + right_v.error)
+        error = error + arithmetic.joined(most_u, w_most + w_round, most_state)
         most = np.abs(v_new) + error + carried
         self.v_new = Approx(v_new, error + arithmetic.rounded(most))
         self.most_v = most + arithmetic.rounded(most)
-        self.largest_v = (size_x @ (np.abs(right_v.value) + right_v.error) + (w_most + w_round) @ most_state).max(
-            axis=1
-        )
+        self._demand(w_most, most_u + (w_most + w_round) @ most_state)
 
-    def outputs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds of the outputs, and per token the largest number on the way."""
+    def outputs(self) -> np.ndarray:
+        """Bounds of the outputs."""
         arithmetic, state = self.arithmetic, self.state_before
         scores = self._entering(self.scores)
         queries = self._times(self.rows.q, self.from_start)
@@ -364,11 +388,12 @@ class _Chunk:
         error = error + entering.error @ (np.abs(state) + self.state_error) + size_q @ self.entering_state
         error = error + arithmetic.accumulated(size_q, self.most_state)
         error = error + self.carried.through(queries.value - self.scores.value @ self.w, self.lanes)
-        error = error + 2 * self.unit * (np.abs(exact) + error)
+        read = size_q @ self.most_state
+        error = error + arithmetic.joined(read, size_p, self.most_v)
+        self._demand(read + size_p @ self.most_v)
         if self.steps.out == "bf16":
             error = error + half_spacing(np.abs(exact) + error) + self.device.smallest_normal
-        largest = size_p @ self.most_v + size_q @ self.most_state
-        return error, np.maximum(largest.max(axis=1), self.largest_v)
+        return error
 
     def advance(self) -> np.ndarray:
         """The exact state after the chunk; its error goes to `carried`."""
@@ -381,8 +406,11 @@ class _Chunk:
         error = entering.error.T @ self.most_v
         error = error + arithmetic.accumulated(size, self.most_v)
         error = error + kept.error[:, None] * (np.abs(state) + self.state_error)
-        most = (np.abs(state) + self.state_error) * (kept.value + kept.error)[:, None] + size @ self.most_v
-        error = error + 2 * self.unit * most + self.device.smallest_normal * (most > 0)
+        decayed = (np.abs(state) + self.state_error) * (kept.value + kept.error)[:, None]
+        error = error + arithmetic.joined(decayed, size, self.most_v)
+        most = decayed + size @ self.most_v
+        error = error + self.device.smallest_normal * (most > 0)
+        self._demand(most)
         transition = kept.value[:, None] * np.eye(len(state)) - keys.value.T @ self.w
         self.carried.advance(transition, [(keys.value.T, self.v_new.error), (np.eye(len(state)), error)])
         return after

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from verify.gdn.problem import Problem
     from verify.gdn.steps import ChunkSteps
 
+LARGEST_FP32 = 2.0**128
 LARGEST_SQUARES = 2.0**127
 """Beyond it, a sum of squares may overflow in FP32: outside the domain."""
 
@@ -67,7 +68,8 @@ def front(problem: Problem, sequence: int, steps: ChunkSteps, device: DeviceMode
         queries, keys = (_l2norm(x, problem.norm_eps, device) for x in (queries, keys))
     logits = sigmoid(numeric(problem.b[span]))
     own = (device.sigmoid_relative + 3 * u) * logits.value + device.smallest_normal
-    beta = Approx(problem.beta_scale * logits.value, abs(problem.beta_scale) * (logits.error + own))
+    of_beta = abs(problem.beta_scale) * (logits.error + own) + device.smallest_normal  # the product may be flushed
+    beta = Approx(problem.beta_scale * logits.value, of_beta)
     g = _log_decay(problem, span, device)
     return FrontBound(
         _plus(queries, exact.q),
@@ -137,17 +139,23 @@ def _l2norm(z: Approx, eps: float, device: DeviceModel) -> Approx:
 
 
 def _log_decay(problem: GdnProblem, span: slice, device: DeviceModel) -> Approx:
-    """-exp(a_log) softplus(a + dt_bias), however it is formed: each factor within its relative error."""
+    """-exp(a_log) softplus(a + dt_bias), however it is formed: each factor within its relative error.
+
+    As exp(a_log + ln softplus), the logarithm's own error and the sum's rounding are in proportion to its size.
+    """
     u = device.unit_roundoff
     exact = log_decay(problem, span)
     x = numeric(problem.a[span]) + finite(problem.dt_bias)
     # What rounding x does to softplus, relatively: u |x| where it is exponential, u where it is x itself.
     reach = np.where(x < 0, np.where(np.isinf(x), 0.0, np.abs(x)), 1.0)
     shape = (-1,) + (1,) * (problem.a.ndim - 2)
-    with np.errstate(invalid="ignore", over="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         a_log = np.abs(finite(problem.a_log)).reshape(shape)
         softplus = device.exp_relative + device.log_relative + device.log_absolute + 4 * u
-        exponent = u * (3 * reach + 3 * a_log)
+        logarithm = np.abs(np.log(np.logaddexp(0.0, np.minimum(x, LARGEST_FP32))))
+        logarithm = np.where(np.isfinite(logarithm), logarithm, 0.0)  # softplus is 0 in float64
+        reach = np.maximum(reach, logarithm)
+        exponent = u * (3 * reach + 3 * a_log) + device.log_relative * logarithm + device.log_absolute
         relative = np.expm1(exponent + 2 * device.exp_relative + softplus + 4 * u)
         size = np.where(np.isinf(exact.value), 0.0, np.abs(exact.value))
         return Approx(exact.value, exact.error + size * relative + device.smallest_normal * (size > 0))

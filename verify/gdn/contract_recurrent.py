@@ -101,7 +101,7 @@ def _bounds(head: HeadInputs, device: DeviceModel) -> tuple[np.ndarray, np.ndarr
     summing = gamma(d_k + 3, max(u, device.dot_unit_roundoff))
     out, sizes = np.zeros((tokens, head.v.value.shape[1])), np.zeros(tokens)
     errors = np.zeros((tokens + 1, head.v.value.shape[1]))
-    least = omega * d_k
+    least = 2 * omega * d_k  # products and partial sums of one inner product
     for t in range(tokens):
         before = trace.norms[t] + errors[t]
         decayed = (decay[t] + of_decay[t]) * before * (1.0 + u)
@@ -113,13 +113,15 @@ def _bounds(head: HeadInputs, device: DeviceModel) -> tuple[np.ndarray, np.ndarr
         size = most_beta * (residual + of_residual) * (1.0 + u)
         local = (of_beta[t] * most_keys + beta[t] * keys.error[t]) * (residual + of_residual)
         local = local + beta[t] * exact_keys[t] * (head.v.error[t] + keys.error[t] * decayed)
-        local = local + most_keys * (most_beta * of_residual + 3 * u * size) + growth[t] * of_state + 2 * least
+        local = local + most_keys * (most_beta * of_residual + 3 * u * size + omega) + growth[t] * of_state + 2 * least
         moved = growth[t] * decay[t] * errors[t] + local
         errors[t + 1] = (moved + u * trace.norms[t + 1]) / (1.0 - 2 * u)
         after = trace.norms[t + 1] + errors[t + 1]
         most_queries = queries.value[t] + queries.error[t]
         through = queries.value[t] * errors[t + 1] + (queries.error[t] + (summing + 2 * u) * most_queries) * after
-        out[t] = abs(head.scale) * (through + least) * (1.0 + 2 * u) + 3 * u * np.abs(trace.out[t]) + omega
+        # Scaled queries may be flushed, wherever the scale is multiplied in.
+        flushed = least * after * (most_queries > 0.0)
+        out[t] = abs(head.scale) * (through + least) * (1.0 + 2 * u) + flushed + 3 * u * np.abs(trace.out[t]) + omega
         sizes[t] = float(np.max(most_keys * decayed + size + after * (1.0 + most_queries), initial=0.0))
     return out, errors, sizes
 

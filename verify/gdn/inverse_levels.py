@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 LOW_UNIT = 2.0**-9
 """What rounding the low part of a split number costs, in units of what rounding to the high part alone costs: the low
 part is at most half a spacing, 2**(e - 8), and where it is less, half its own spacing is at most 2**(e - 17)."""
+PASS = 128
+"""Terms that the smallest matrix unit sums in one pass; hi x hi, lo x hi and hi x lo take passes of their own."""
 SPLIT_UNIT = BF16_UNIT_ROUNDOFF * LOW_UNIT
 """A number minus its two BF16 parts, relatively."""
 
@@ -64,6 +66,21 @@ class Arithmetic:
         summing = np.expm1(terms * self.device.dot_unit_roundoff) * (1.0 + (2.0**-6 if split else 0.0))
         error = summing * size + np.where(size > 0.0, 2.0 * terms * self.device.smallest_normal, 0.0)
         return error + half_spacing(left) @ half_spacing(right) if split else error
+
+    def joined(
+        self,
+        addend: Float64[np.ndarray, "m p"],
+        left: Float64[np.ndarray, "m n"],
+        right: Float64[np.ndarray, "n p"],
+    ) -> Float64[np.ndarray, "m p"]:
+        """What adding an FP32 matrix to a product costs beside `accumulated`; all of at most these sizes.
+
+        The compiler may make it the accumulator of the product: it goes through an addition of every pass.  One FP32
+        rounding more, which the addend may have behind it, is included.
+        """
+        passes = -(-left.shape[1] // PASS) * (3 if self.precision == "bf16x3" else 1)
+        growth = np.expm1(passes * self.device.dot_unit_roundoff + self.device.unit_roundoff)
+        return growth * (addend + left @ right)
 
 
 def half_spacing(x: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
@@ -178,7 +195,7 @@ def base_level(lower: np.ndarray, given: np.ndarray, steps: InverseSteps, arithm
     power = power + arithmetic.rounded(square.size + power)
     most = identity + size + operand
     summed = arithmetic.accumulated(most, multiply + square.size + power)
-    summed = summed + 2.0 * arithmetic.device.unit_roundoff * (inverse.size + most @ (multiply + square.size + power))
+    summed = summed + arithmetic.joined(most, most, multiply + square.size + power)
     sites = {
         "level 4, operand I - L": Site(operand, _through(matrix), _back(matrix, Factor.of(multiply) + square)),
         "level 4, L^2": Site(power, _through(matrix, left), _back(matrix)),
@@ -191,7 +208,7 @@ def base_level(lower: np.ndarray, given: np.ndarray, steps: InverseSteps, arithm
 
 def merge(below: Level, lower: np.ndarray, given: np.ndarray, steps: InverseSteps, arithmetic: Arithmetic) -> Level:
     """One level up: T = D + E, N = E D^-1, [Y; Q] = [D^-1; N] N, X = (D^-1 - Y)(I + Q)."""
-    n, unit = len(lower), arithmetic.device.unit_roundoff
+    n = len(lower)
     identity = np.eye(n)
     multiply = identity if steps.finish == "multiply" else np.zeros((n, n))
     block, diagonal = below.matrix, below.inverse
@@ -214,10 +231,10 @@ def merge(below: Level, lower: np.ndarray, given: np.ndarray, steps: InverseStep
     most_n = nilpotent.size + spread
 
     # Y, A = D^ - Y, Q = M M and what it enters as, A as it enters.
-    y = round_d @ most_n + arithmetic.accumulated(most_d + round_d, most_n)
+    alpha = round_d @ most_n + arithmetic.accumulated(most_d + round_d, most_n)
+    alpha = alpha + np.tril(arithmetic.joined(most_d, most_d + round_d, most_n), -1)
     exact_a = diagonal @ (Factor.of(identity) + (-nilpotent))
     doubt_a = below.error @ (identity + nilpotent.size) + most_d @ spread
-    alpha = y + unit * (exact_a.size + doubt_a + y)
     most_a = exact_a.size + doubt_a + alpha
     doubt_square = nilpotent.size @ spread + spread @ most_n
     q = arithmetic.accumulated(most_n, most_n)
@@ -225,7 +242,7 @@ def merge(below: Level, lower: np.ndarray, given: np.ndarray, steps: InverseStep
     most_q = square.size + doubt_square + q
     round_a = arithmetic.rounded(np.tril(most_a, -1))
     summed = arithmetic.accumulated(most_a + round_a, multiply + most_q)
-    summed = summed + 2.0 * unit * (most_a + most_a @ most_q)
+    summed = summed + arithmetic.joined(most_a, most_a + round_a, most_q)
     summed = np.tril(summed, -1)
 
     # Of higher order: Neumann series of (I + E D^)^-1 and (I + M)^-1, whose fourth powers vanish.

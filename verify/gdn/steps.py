@@ -44,6 +44,9 @@ PIECES_SIZE = 1.0 + 2.0**-7 + 2.0**-14
 """Sum of the pieces' sizes relative to the number's: the first is at most 1 + u, the others u (1 + u) and u^2 (1 + u)
 with u = 2^-8."""
 
+LEAST_LOG_DECAY = np.float32(-200.0)
+"""Pieces of smaller ones are this number's: the exponential is 0 as well, and the pieces of -inf are NaN."""
+
 OUTPUTS = ("bf16", "fp32")
 OPERANDS = ("any", "known")
 CHANNELS = ("blocks", "pairs")
@@ -68,6 +71,8 @@ class ChunkSteps:
             beta k in the place of k.  The emulation is "known"; the contract's bound is smaller for it.
         channels: of decays per channel: "blocks" as above, "pairs": every pair of tokens in FP32.
         snap: the first chunk starts at a multiple of this many rows, at or before the sequence's first token.
+        tile: tokens, from the first chunk's start on, whose rows share matrix products: what one of them makes of an
+            overflow, the others may have too.
     """
 
     inverse: InverseSteps = dataclasses.field(default_factory=InverseSteps)
@@ -79,6 +84,7 @@ class ChunkSteps:
     operands: str = "any"
     channels: str = "blocks"
     snap: int = 1
+    tile: int = CHUNK
 
     def __post_init__(self) -> None:
         choices = (
@@ -94,6 +100,13 @@ class ChunkSteps:
             if value not in allowed:
                 message = f"{name} must be one of {', '.join(allowed)}, got {value!r}"
                 raise ValueError(message)
+        if self.tile < CHUNK or self.tile % CHUNK:
+            message = f"tile must be a multiple of {CHUNK}, got {self.tile}"
+            raise ValueError(message)
+
+    def tile_start(self, span: slice, start: int) -> int:
+        """First token of the tile that the chunk from `start` on belongs to, within the sequence."""
+        return max(start - (span.start % self.snap + start) % self.tile, 0)
 
     def chunks(self, span: slice, taken: int) -> Iterator[tuple[int, int]]:
         """First token and one past the last of each chunk, within the sequence; one ends where the state is taken."""
@@ -251,12 +264,10 @@ def _sums(g: np.ndarray, form: str) -> np.ndarray:
     """Running sums along axis 0 in FP32, of the numbers or of their pieces one after another."""
     if form != "pieces":
         return np.cumsum(g, axis=0, dtype=np.float32)
-    pieces, rest = [], np.asarray(g, dtype=np.float32)
+    pieces, rest = [], np.maximum(np.asarray(g, dtype=np.float32), LEAST_LOG_DECAY)
     for _ in range(PIECES):
         pieces.append(rest.astype(BF16).astype(np.float32))
-        with np.errstate(invalid="ignore"):
-            rest = rest - pieces[-1]
-        rest = np.where(np.isnan(rest), np.float32(0), rest)  # -inf is its own first piece
+        rest = rest - pieces[-1]
     terms = np.stack(pieces, axis=1).reshape(PIECES * len(g), *g.shape[1:])
     return np.cumsum(terms, axis=0, dtype=np.float32)[PIECES - 1 :: PIECES]
 

@@ -16,6 +16,8 @@ from verify.gdn.steps import ChunkSteps
 from verify.subjects.gdn import GdnSubject
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from verify.gdn.problem import GdnProblem
 
 HEAD_DIM = 128
@@ -32,6 +34,7 @@ def run_flywheel_gdn(
     precision: Any = "bf16",  # noqa: ANN401
     interpret: str = "fast",
     exact_shapes: bool = False,
+    buckets: Mapping[str, int] = BUCKETS,
 ) -> GdnResult:
     """Run `flywheel.gdn.fused_conv1d_gdn` on a layer's problem.
 
@@ -40,11 +43,12 @@ def run_flywheel_gdn(
         precision: of the products.
         interpret: "fast" or "tpu".
         exact_shapes: as they are; else tokens, sequences and slots are filled up, with NaN that must not be read.
+        buckets: to multiples of these.
     """
     n_kq, n_v, _, d_v = problem.heads
     sequences = problem.sequences
     tokens, count, slots = problem.tokens, sequences.count, len(problem.state)
-    wanted = {name: -(-n // BUCKETS[name]) * BUCKETS[name] for name, n in _sizes(problem).items()}
+    wanted = {name: -(-n // buckets[name]) * buckets[name] for name, n in _sizes(problem).items()}
     if exact_shapes:
         wanted = _sizes(problem)
 
@@ -101,7 +105,7 @@ def lacking(problem: GdnProblem) -> str | None:
 
 def steps(precision: str) -> ChunkSteps:
     """The roundings of a precision."""
-    return ChunkSteps(InverseSteps(precision, "add"), precision=precision, decay="pieces", snap=8)
+    return ChunkSteps(InverseSteps(precision, "add"), precision=precision, decay="pieces", snap=8, tile=128)
 
 
 def _subject(precision: str) -> GdnSubject:

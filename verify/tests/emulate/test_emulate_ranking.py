@@ -126,11 +126,13 @@ def test_silu_loses_its_digits_in_tanh(kind: str) -> None:
 
 @pytest.mark.deep
 def test_the_inverse_loses_its_digits_in_bf16() -> None:
-    """Every one of the worst ten equations is a conversion to BF16."""
+    """Every one of the worst ten equations is a conversion to BF16, named with its source line."""
     case = shown.shown()["inverse-bf16"]
     program = trace(case.function, *case.arguments)
     found = rank(program, case.arguments, CPU_INTERPRET, kind="nearest", measure=case.measure)
     assert {each.site.primitive for each in found.equations[:10]} == {"convert_element_type"}
+    assert {each.site.file for each in found.equations[:10]} == {"verify/emulate/shown.py"}
+    assert all("astype(jnp.bfloat16)" in each.site.text for each in found.equations[:10])
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16x3"])

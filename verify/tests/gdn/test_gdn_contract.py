@@ -266,14 +266,24 @@ def test_unknown_steps_are_refused(field: str, value: str) -> None:
         ChunkSteps(**{field: value})  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("tile", [0, 32, 100])
+def test_tiles_are_whole_chunks(tile: int) -> None:
+    """By name, value and rule."""
+    with pytest.raises(ValueError, match=f"tile must be a multiple of 64, got {tile}"):
+        ChunkSteps(tile=tile)
+
+
 def test_outside_the_domain() -> None:
-    """A sum of squares that overflows FP32 is outside, and everything after it in its head."""
-    case = GdnCase("random", "up to 1", "mild", seed=3, lengths=(8,), heads=(1, 1, 4, 2))
+    """A sum of squares that overflows FP32 is outside, and so are its chunk (or tile) and all after it in its head."""
+    case = GdnCase("random", "up to 1", "mild", seed=3, lengths=(140,), heads=(1, 1, 4, 2))
     problem = case.layer()
     qkv = problem.qkv.copy()
-    qkv[4, :4] = 1e20
-    bound = contract_bound(dataclasses.replace(problem, qkv=qkv), SPLIT_STEPS, CPU_INTERPRET)
-    assert bound.inside_out[:4].all()
-    assert not bound.inside_out[4:].any()
+    qkv[68, :4] = 1e20
+    problem = dataclasses.replace(problem, qkv=qkv)
+    wide = contract_bound(problem, dataclasses.replace(SPLIT_STEPS, tile=128), CPU_INTERPRET)
+    assert not wide.inside_out.any()
+    bound = contract_bound(problem, SPLIT_STEPS, CPU_INTERPRET)
+    assert bound.inside_out[:64].all()
+    assert not bound.inside_out[64:].any()
     assert not bound.inside_state.any()
     assert isinstance(problem, GdnProblem)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from verify.devices import CPU_INTERPRET
+from verify.gdn.cases import GdnCase
 from verify.gdn.judge import GdnResult
 from verify.gdn.open_cases import OPEN_CASES, layer
-from verify.gdn.problem import GdnProblem, final_conv_state
+from verify.gdn.problem import GdnProblem, Sequences, final_conv_state
 from verify.gdn.steps import BF16_STEPS, SPLIT_STEPS, run
 from verify.records import REQUIRED
 from verify.subjects import gdn_findings
@@ -206,6 +207,33 @@ def test_peers_give_what_is_recorded(subject: str) -> None:
     recorded = {r["case"]: r["verdict"] for r in gdn_findings.read() if r["subject"] == subject}
     for record in gdn_findings.judge_cases(subject, PEER_CASES):
         assert record["verdict"] == recorded[record["case"]], record["reason"]
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("subject", [name for name in names() if not name.endswith("[decode]")])
+def test_f8_f9_split_calls(subject: str) -> None:
+    """48 tokens in calls of 16, 1, 2, 5 and 24: each call within its bound, from the states that the last one left."""
+    kernel = load(subject)
+    if kernel.missing() is not None:
+        pytest.skip(f"{subject}: {kernel.missing()}")
+    whole = GdnCase("random", "up to 1", "mild", seed=2, lengths=(48,), heads=(1, 1, 128, 128)).layer()
+    state, conv, start = whole.state, whole.conv_state, 0
+    for length in (16, 1, 2, 5, 24):
+        rows = slice(start, start + length)
+        piece = dataclasses.replace(
+            whole,
+            qkv=whole.qkv[rows],
+            a=whole.a[rows],
+            b=whole.b[rows],
+            state=state,
+            conv_state=conv,
+            sequences=Sequences.single(length),
+        )
+        judged = judge_gdn_subject(kernel, piece)
+        assert judged.judgement.verdict is Verdict.PASS, (start, judged.judgement.reason)
+        assert judged.result is not None
+        assert judged.result.conv_state is not None
+        state, conv, start = judged.result.state, judged.result.conv_state, start + length
 
 
 @pytest.mark.deep
