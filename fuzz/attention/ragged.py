@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from verify.attention.ragged import RaggedProblem
 
 OURS = "flywheel.ragged.ragged_attention"
+INVARIANT = f"{OURS}[invariant]"
+"""The same with `batch_invariant=True`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +46,7 @@ class RaggedSubject:
     clears: bool = True
 
 
-def _ours(problem: RaggedProblem) -> tuple[np.ndarray, np.ndarray | None]:
+def _ours(problem: RaggedProblem, *, batch_invariant: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
     found = ragged_attention(
         *(jnp.asarray(x) for x in (problem.q, problem.k, problem.v)),
         *(jnp.asarray(x, jnp.int32) for x in (problem.cu_seqlens_q, problem.cu_seqlens_k)),
@@ -53,6 +55,7 @@ def _ours(problem: RaggedProblem) -> tuple[np.ndarray, np.ndarray | None]:
         window=problem.window,
         softcap=problem.softcap,
         sinks=None if problem.sinks is None else jnp.asarray(problem.sinks),
+        batch_invariant=batch_invariant,
         return_lse=True,
         interpret=True,
     )
@@ -62,20 +65,22 @@ def _ours(problem: RaggedProblem) -> tuple[np.ndarray, np.ndarray | None]:
 
 def names() -> tuple[str, ...]:
     """The names that are known."""
-    return (OURS,)
+    return OURS, INVARIANT
 
 
 @functools.cache
 def load_ragged(name: str) -> RaggedSubject:
-    """Our kernel, or what stands at `package.module:object`: a `RaggedSubject`, or a function from problem to results.
+    """Our kernel in either mode, or what stands at `package.module:object`.
+
+    That is a `RaggedSubject`, or a function from problem to results.
 
     Raises:
         SubjectError: no such name.
     """
-    if name == OURS:
-        return RaggedSubject(OURS, _ours)
+    if name in names():
+        return RaggedSubject(name, functools.partial(_ours, batch_invariant=name == INVARIANT))
     if ":" not in name:
-        message = f"subject must be package.module:object or {OURS}, got {name!r}"
+        message = f"subject must be package.module:object, {OURS} or {INVARIANT}, got {name!r}"
         raise SubjectError(message)
     found: Any = load(name)
     return RaggedSubject(name, found.call, clears=False)
