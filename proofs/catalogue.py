@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proofs import packing
+from proofs import packing, ragged
 from proofs.attention import (
     article,
     contract,
+    features,
     floor,
+    joined,
+    online,
     overflow,
     parts,
     rescaling,
@@ -18,7 +21,7 @@ from proofs.attention import (
     theorem,
     tiles,
 )
-from proofs.gdn import activations, convolution, inverse
+from proofs.gdn import activations, chain, convolution, gates, inverse, layout
 
 if TYPE_CHECKING:
     from proofs.lemma import Lemma
@@ -41,10 +44,17 @@ LEMMAS: tuple[Lemma, ...] = (
     theorem.final_division,
     theorem.output_bound,
     parts.log_sum_exp_error,
+    joined.attention_theorem,
+    online.early_bias,
+    features.soft_cap,
+    features.sinks,
+    features.maximum_logit,
     article.article_tau,
     rotary.rotary_phase,
+    rotary.rotary_turns,
     tiles.tile_skipping,
     packing.packed_rows_written_once,
+    ragged.ragged_windows,
     inverse.nilpotent_identities,
     inverse.eight_products,
     inverse.level_four_maxima,
@@ -57,7 +67,11 @@ LEMMAS: tuple[Lemma, ...] = (
     activations.sigmoid_error,
     activations.softplus_error,
     activations.gate_differences,
+    gates.log_decays,
+    gates.gate_sums,
     convolution.convolution_products,
+    chain.gdn_chain_bound,
+    layout.gdn_layout,
 )
 
 

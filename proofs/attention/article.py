@@ -39,8 +39,8 @@ def guaranteed_jump(keys: int) -> arb:
 
 
 @lemma(
-    statement="for every power-of-two length the article supports (tau >= 20 nats), this kernel replays only beyond "
-    "the article's tau; the article's claims themselves fail without its unchecked assumptions",
+    statement="for every length from 128 on that the article supports (tau >= 20 nats), this kernel replays only "
+    "beyond the article's tau; the article's claims themselves fail without its unchecked assumptions",
     rests_on=(
         "budget.BIAS",
         "budget.LANES",
@@ -78,7 +78,8 @@ def article_tau() -> str:
         while keys <= budget.MAX_KEYS:
             limit = tau(keys)
             if not limit < _SMALLEST_TAU:
-                jump = guaranteed_jump(keys)
+                # Both fall with the length: twice as many keys against the tau of these stand for all between.
+                jump = guaranteed_jump(min(2 * keys, budget.MAX_KEYS))
                 require(
                     jump > limit,
                     f"{keys} keys: jumps of {float(jump.mid()):.2f} nats may replay, tau is {float(limit.mid()):.2f}",
@@ -89,7 +90,7 @@ def article_tau() -> str:
         _overflowing_values()
         _vanishing_denominator()
         least = min(float(margin.mid()) for margin in margins)
-        return f"{len(margins)} lengths; ours exceeds tau by {least:.1f} nats or more; 3 counterexamples confirmed"
+        return f"{len(margins)} ranges of lengths; ours passes tau by {least:.1f} nats; 3 counterexamples confirmed"
 
 
 def _overflowing_values() -> None:

@@ -6,12 +6,13 @@ Open Scope R_scope.
 
 (* A visible key of one row, for one component of the output, in the row's final frame of exponents:
    w the exact weight 2**(s - A), v the value; p the computed weight, b = p rounded to BF16, x the computed
-   product b v; rho bounds the relative error of a weight that is not flushed. *)
+   product b v; rho bounds the relative error of a weight, unless it is so small that it may be flushed. *)
 Record key := Key { w : R; v : R; rho : R; p : R; b : R; x : R }.
 
 Definition conforming (k : key) : Prop :=
   0 < w k /\ 0 <= rho k /\ 0 <= p k /\ 0 <= b k /\
-  (Rabs (p k - w k) <= rho k * w k /\ Rabs (b k - p k) <= BF16_UNIT_ROUNDOFF * p k \/
+  (Rabs (p k - w k) <= rho k * w k /\
+     (Rabs (b k - p k) <= BF16_UNIT_ROUNDOFF * p k \/ p k <= 2 * omega /\ b k <= 2 * omega) \/
    w k <= 2 * omega /\ p k <= 2 * omega /\ b k <= 2 * omega) /\
   Rabs (x k - b k * v k) <= omega.
 
@@ -151,7 +152,11 @@ assert (C : sum_of (fun k => Rabs (x k - w k * v k)) ks + sum_of (fun k => Go * 
     rewrite Rabs_mult. lra. }
   assert (X3 : Go * Rabs (x k) <= Go * (b k * Rabs (v k) + omega)) by (apply Rmult_le_compat_l; assumption).
   unfold alpha.
-  destruct H as [[H1 H2]|[H1 [H2 H3]]].
+  assert (Al : 0 <= w k * ((1 + rho k) * (1 + unit) * (1 + Go) - 1 - rho k) * Rabs (v k)).
+  { apply Rmult_le_pos; auto. apply Rmult_le_pos. lra.
+    assert (1 * 1 <= (1 + unit) * (1 + Go)) by (apply Rmult_le_compat; lra).
+    assert ((1 + rho k) * 1 <= (1 + rho k) * ((1 + unit) * (1 + Go))) by (apply Rmult_le_compat_l; lra). lra. }
+  destruct H as [[H1 [H2|[H2 H3]]]|[H1 [H2 H3]]].
   - assert (Up : p k <= (1 + rho k) * w k) by (apply Rabs_le_inv in H1; lra).
     assert (Up2 : unit * p k <= unit * ((1 + rho k) * w k)) by (apply Rmult_le_compat_l; assumption).
     assert (Ub : b k <= (1 + unit) * ((1 + rho k) * w k)) by (apply Rabs_le_inv in H2; fold unit in H2; lra).
@@ -162,14 +167,18 @@ assert (C : sum_of (fun k => Rabs (x k - w k * v k)) ks + sum_of (fun k => Go * 
     { apply Rmult_le_compat_l; auto. now apply Rmult_le_compat_r. }
     assert (Y3 : 0 <= omega * Rabs (v k) * (1 + Go)) by (apply Rmult_le_pos; [apply Rmult_le_pos|]; lra).
     lra.
+  - assert (D : Rabs (b k - w k) <= 2 * omega + rho k * w k).
+    { replace (b k - w k) with ((b k - p k) + (p k - w k)) by ring. eapply Rle_trans. apply Rabs_triang.
+      assert (Rabs (b k - p k) <= 2 * omega) by (apply Rabs_le; lra). lra. }
+    assert (Y1 : Rabs (b k - w k) * Rabs (v k) <= (2 * omega + rho k * w k) * Rabs (v k)) by now apply Rmult_le_compat_r.
+    assert (Y2 : Go * (b k * Rabs (v k)) <= Go * (2 * omega * Rabs (v k))).
+    { apply Rmult_le_compat_l; auto. now apply Rmult_le_compat_r. }
+    lra.
   - assert (D : Rabs (b k - w k) <= 2 * omega) by (apply Rabs_le; lra).
     assert (Y1 : Rabs (b k - w k) * Rabs (v k) <= 2 * omega * Rabs (v k)) by now apply Rmult_le_compat_r.
     assert (Y2 : Go * (b k * Rabs (v k)) <= Go * (2 * omega * Rabs (v k))).
     { apply Rmult_le_compat_l; auto. now apply Rmult_le_compat_r. }
-    assert (Z : 0 <= w k * ((1 + rho k) * (1 + unit) * (1 + Go) - 1) * Rabs (v k)).
-    { apply Rmult_le_pos; auto. apply Rmult_le_pos. lra.
-      assert (1 * 1 <= (1 + rho k) * (1 + unit)) by (apply Rmult_le_compat; lra).
-      assert (1 * 1 <= (1 + rho k) * (1 + unit) * (1 + Go)) by (apply Rmult_le_compat; lra). lra. }
+    assert (Z : 0 <= rho k * w k * Rabs (v k)) by (apply Rmult_le_pos; auto; apply Rmult_le_pos; lra).
     lra. }
 replace (o - sum_of (fun k => w k * v k) ks) with ((total ys - sum_of x ks) + (sum_of x ks - sum_of (fun k => w k * v k) ks) + th) by (rewrite E; ring).
 assert (T' : Rabs th <= INR mo * omega * (1 + Go)) by (unfold Go, growth; replace (1 + ((1 + unit_of to) ^ n - 1)) with ((1 + unit_of to) ^ n) by ring; exact T).

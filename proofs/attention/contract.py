@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flywheel.attention import budget, checks
+from flywheel.attention import budget, checks, tile
 from proofs.constants import envelope
 from proofs.exact import FP32, ball, ball_precision, log2_ball, power_of_two
 from proofs.lemma import Assumption, Method, lemma, require
@@ -35,9 +35,11 @@ _TESTS = "verify/tests/proofs/test_proofs_assumptions.py"
         "contract.LARGEST_EXPONENT",
         "contract.DOMAIN_LIMIT",
         "contract.EVALUATION_SLACK",
+        "contract.NEGLIGIBLE",
         "devices.unit_roundoff",
         "devices.dot_unit_roundoff",
         "devices.exp2_relative",
+        "tile.LOG2_E",
     ),
     methods=(Method.BALLS, Method.EXACT),
     assumptions=(
@@ -57,7 +59,8 @@ def contract_constants() -> str:
     Score: head_dim - 1 additions, the rounding of the scale (to binary64 twice, to FP32 once) and of the product.
     Domain: sums and scores of at most 2**127 stay finite through these roundings.
     Logarithm: ln l lies within LN2 * LARGEST_EXPONENT.
-    Slack: float64 sums of up to MAX_KEYS non-negative terms, in a numerator and a denominator.
+    Slack: float64 sums of up to MAX_KEYS non-negative terms, in a numerator and a denominator; where every score's
+    doubt e is below NEGLIGIBLE, 3 e stands for e - ln(1 - e - e**2).
     """
     with ball_precision():
         _gamma_dominates()
@@ -119,6 +122,8 @@ def _shift_is_covered() -> None:
 
 
 def _scores_are_covered() -> None:
+    off = abs(ball(tile.LOG2_E) * ball(2).log() - 1)
+    require(off <= ball(power_of_two(-52)), f"LOG2_E = {tile.LOG2_E} is not log2(e) to binary64")
     for model in devices.MODELS.values():
         dot, u = Fraction(model.dot_unit_roundoff), Fraction(model.unit_roundoff)
         for head_dim in checks.HEAD_DIMS:
@@ -136,12 +141,15 @@ def _scores_are_covered() -> None:
 
 
 def _weights_are_covered() -> None:
-    """x + x**2 + e exp2 >= e**x (1 + exp2) - 1 for x <= 1, where rho takes the small form (`_grown`)."""
+    """x + x**2 + e exp2 >= e**x (1 + exp2) - 1 + exp2 for x <= 1, where rho takes the small form (`_grown`).
+
+    The second exp2 is what a flushed weight needs (key_conforms.v).  For larger x the contract charges e**x (1 + exp2).
+    """
     exp2 = ball(envelope("exp2_relative"))
-    for x in (Fraction(0), Fraction(1, 2), Fraction(1)):
+    for x in (Fraction(n, 64) for n in range(65)):
         grown = ball(x).exp()
         charged = ball(x + x**2) + exp2 * ball(math.e) * ball(1 + power_of_two(-50))
-        require(charged >= grown * (1 + exp2) - 1, f"rho at an exponent of {x} does not cover exp2's error")
+        require(charged >= grown * (1 + exp2) - 1 + exp2, f"rho at an exponent of {x} does not cover exp2's error")
 
 
 def _ranges_are_covered() -> None:
@@ -165,3 +173,5 @@ def _slack_is_covered() -> None:
         ball(contract.EVALUATION_SLACK) >= one_sum * one_sum / (2 - one_sum),
         f"EVALUATION_SLACK = {contract.EVALUATION_SLACK} does not cover float64 sums of MAX_KEYS terms",
     )
+    e = ball(contract.NEGLIGIBLE)
+    require(3 * e >= e - (1 - e - e * e).log(), f"a doubt of NEGLIGIBLE = {contract.NEGLIGIBLE} nats is not negligible")

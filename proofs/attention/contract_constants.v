@@ -77,26 +77,31 @@ Theorem shift_is_covered : forall t1 t2, Rabs t1 <= contract_LARGEST_EXPONENT ->
   unit_roundoff * Rabs t1 + unit_roundoff * Rabs t2 <= unit_roundoff * 2 * (contract_LARGEST_EXPONENT + contract_BIAS).
 Proof. intros t1 t2 H1 H2. unfold unit_roundoff, contract_LARGEST_EXPONENT, contract_BIAS in *. lra. Qed.
 
-(* rho: x + x**2 + e exp2 covers e**x (1 + exp2) - 1 up to x = 1. *)
+(* rho: x + x**2 + e exp2 covers e**x (1 + exp2) - 1 + exp2, the rho of key_conforms.v, up to x = 1. *)
 Theorem weights_are_covered : forall x, 0 <= x <= 1 ->
-  exp x * (1 + exp2_relative) - 1 <= x + x ^ 2 + exp 1 * exp2_relative.
+  exp x * (1 + exp2_relative) - 1 + exp2_relative <= x + x ^ 2 + exp 1 * exp2_relative.
 Proof.
 intros x Hx.
-assert (E : exp x <= exp 1) by (apply exp_le; lra).
-assert (Q : exp x <= 1 + x + x ^ 2).
-{ destruct (Rle_or_lt x (3 / 8)) as [S|S].
-  - (* e**x = (e**(-x/2))**-2 <= (1 - x/2)**-2, which 1 + x + x**2 exceeds up to 0.38. *)
+assert (E1 : exp x <= exp 1) by (apply exp_le; lra).
+assert (E2 : 271 / 100 <= exp 1) by interval with (i_prec 40).
+assert (P : 0 <= exp2_relative <= / 64) by (unfold exp2_relative; lra).
+destruct (Rle_or_lt x (3 / 8)) as [S|S].
+- assert (Q : exp x <= 1 + x + x ^ 2).
+  { (* e**x = (e**(-x/2))**-2 <= (1 - x/2)**-2, which 1 + x + x**2 exceeds up to 0.38. *)
     assert (O := one_plus_le_exp (- (x / 2))).
-    assert (E2 : exp x * (exp (- (x / 2)) * exp (- (x / 2))) = 1).
+    assert (E3 : exp x * (exp (- (x / 2)) * exp (- (x / 2))) = 1).
     { rewrite <- !exp_plus. replace (x + (- (x / 2) + - (x / 2))) with 0 by field. apply exp_0. }
     assert (M : (1 - x / 2) * (1 - x / 2) <= exp (- (x / 2)) * exp (- (x / 2))) by (apply Rmult_le_compat; lra).
     assert (X := exp_pos x).
-    assert (Y : exp x * ((1 - x / 2) * (1 - x / 2)) <= 1) by (apply Rle_trans with (2 := Req_le _ _ E2); apply Rmult_le_compat_l; lra).
+    assert (Y : exp x * ((1 - x / 2) * (1 - x / 2)) <= 1) by (apply Rle_trans with (2 := Req_le _ _ E3); apply Rmult_le_compat_l; lra).
     assert (Z : 1 <= (1 + x + x ^ 2) * ((1 - x / 2) * (1 - x / 2))).
     { assert (T : 0 <= x ^ 2 * (1 - 3 * x + x ^ 2)) by (apply Rmult_le_pos; [apply pow2_ge_0 | nra]). nra. }
-    apply Rmult_le_reg_r with ((1 - x / 2) * (1 - x / 2)). apply Rmult_lt_0_compat; lra. lra.
-  - assert (H : 0 <= 1 + x + x ^ 2 - exp x) by interval with (i_bisect x, i_taylor x, i_prec 40). lra. }
-assert (P : 0 <= exp2_relative) by (unfold exp2_relative; lra). nra.
+    apply Rmult_le_reg_r with ((1 - x / 2) * (1 - x / 2)). apply Rmult_lt_0_compat; lra. lra. }
+  assert (B : exp x <= exp (3 / 8)) by (apply exp_le; lra).
+  assert (B2 : exp (3 / 8) <= 3 / 2) by interval with (i_prec 40).
+  assert (C : exp2_relative * (exp x + 1) <= exp2_relative * exp 1) by (apply Rmult_le_compat_l; lra). lra.
+- assert (H : / 32 <= 1 + x + x ^ 2 - exp x) by interval with (i_bisect x, i_taylor x, i_prec 40).
+  assert (C : exp2_relative * (exp x + 1) <= exp2_relative * (exp 1 + 1)) by (apply Rmult_le_compat_l; lra). lra.
 Qed.
 
 (* A score within the domain stays finite through head_dim additions and the rounding of scale and product. *)

@@ -58,7 +58,7 @@ def floor_is_reached() -> str:
         f"rows with a proper anchor would be replayed, and replays would divide by less than the floor",
     )
     _exponents_of_every_score()
-    shifts = {shift for exponent in range(24, 128) for shift in _anchor_shifts(exponent)}
+    shifts = {shift for exponent in range(24, 128) for shift in anchor_shifts(exponent)}
     require(
         min(shifts) >= 0 and max(shifts) <= 2 * budget.BIAS,
         f"a rounded anchor may lie {[str(s) for s in sorted(shifts)]} above its score",
@@ -79,7 +79,7 @@ def _exponents_of_every_score() -> None:
     )
 
 
-def _anchor_shifts(exponent: int) -> list[Fraction]:
+def anchor_shifts(exponent: int) -> list[Fraction]:
     """fl(m + BIAS) - m for significands of each kind: at the ends of the binade, even and odd, of both signs."""
     quantum = power_of_two(exponent - 23)
     low, high = 2**23, 2**24

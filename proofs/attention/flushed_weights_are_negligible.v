@@ -7,13 +7,13 @@ Open Scope R_scope.
 Definition flushed_weight := 8 * bpow radix2 (contract_BIAS_Z + 2) * smallest_normal.
 Definition flushed_products := 16 * bpow radix2 (contract_BIAS_Z + 2) * smallest_normal.
 
-(* The exact sum of weights, given the computed one: at least half the floor, while beta is at most 1 - 2**-8 and
-   what is flushed from l is no more than a 2**-9th of the floor. *)
-Theorem exact_sum_above_half_floor : forall W beta flushed l, 0 <= beta <= 1 - / 256 -> 0 <= W ->
-  0 <= flushed <= SUM_FLOOR / 512 -> SUM_FLOOR <= l -> Rabs (l - W) <= W * beta + flushed -> SUM_FLOOR / 2 <= W.
+(* The exact sum of weights, given the computed one: at least half the floor, while beta is at most 1 - 2**-18 and
+   what is flushed from l is no more than a 2**-20th of the floor. *)
+Theorem exact_sum_above_half_floor : forall W beta flushed l, 0 <= beta <= 1 - / 262144 -> 0 <= W ->
+  0 <= flushed <= SUM_FLOOR / 1048576 -> SUM_FLOOR <= l -> Rabs (l - W) <= W * beta + flushed -> SUM_FLOOR / 2 <= W.
 Proof.
 intros W beta f l Hb HW Hf Hl H. apply Rabs_le_inv in H.
-assert (B : W * beta <= W * (1 - / 256)) by (apply Rmult_le_compat_l; lra).
+assert (B : W * beta <= W * (1 - / 262144)) by (apply Rmult_le_compat_l; lra).
 assert (P : 0 < SUM_FLOOR) by (unfold SUM_FLOOR; lra). lra.
 Qed.
 

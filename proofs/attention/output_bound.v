@@ -51,7 +51,7 @@ Qed.
 Lemma conforming_same_weights : forall k, In k ks -> same_weights k.
 Proof.
 intros k I. destruct (keys_conform k I) as [Pw [Pr [Pp [Pb [H Hx]]]]]. repeat split; auto.
-destruct H as [[_ H]|[_ H]]; auto.
+destruct H as [[_ [H|H]]|[_ H]]; auto.
 Qed.
 
 Theorem output_bound :

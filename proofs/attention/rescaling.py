@@ -20,7 +20,7 @@ _LOWEST_FACTOR = -126
 @lemma(
     statement="a replay's factor is exactly 2**(old maximum - new maximum), or 0 where that is below 2**-126; "
     "multiplying by it is exact unless the product is flushed",
-    rests_on=("budget.BIAS", "budget.FP32_MAX"),
+    rests_on=("budget.BIAS", "budget.FP32_MAX", "tile._FP32_EXPONENT_BIAS", "tile._FP32_MANTISSA_BITS"),
     methods=(Method.EXACT, Method.EXHAUSTIVE),
     assumptions=(
         Assumption("the running maximum is the ceiling of a score", f"{_TESTS}::test_running_maximum_is_an_integer"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
+import jax.numpy as jnp
 import numpy as np
+from flint import arb
 
-from proofs.exact import FP32, power_of_two
-from proofs.lemma import Method, lemma, require
+from flywheel.attention import rotary as kernel
+from proofs.exact import FP32, ball, ball_precision, power_of_two
+from proofs.lemma import Assumption, Method, lemma, require
 from verify.rotary import contract as rotary
 
 _LONG_CONTEXT = 2**19
@@ -50,3 +54,50 @@ def _worst_rounding() -> float:
         rounded = exact.astype(np.float32).astype(np.float64)
         worst = max(worst, float(np.max(np.abs(rounded - exact) / exact)))
     return worst
+
+
+_PHASE_ERROR = power_of_two(-30)
+"""Turns: what the docstring of `flywheel.rotary_tables` says."""
+
+
+@lemma(
+    statement="phases formed in turns from 64-bit frequencies err by less than 2**-30 turns at every INT32 position "
+    "from 0 on, MAX_POSITION and beyond; FP32 phases are off by a sixteenth of a radian at 2**20",
+    rests_on=("rotary_kernel.MAX_POSITION", "rotary_kernel._WORD", "rotary_kernel._HALF_WORD", "rotary_kernel._DIGITS"),
+    methods=(Method.EXACT, Method.BALLS, Method.INSTANCES),
+    assumptions=(
+        Assumption(
+            "cosines and sines are right at long context",
+            "verify/tests/kernels/attention/test_rotary.py::test_tables_do_not_decay_with_position",
+        ),
+    ),
+)
+def rotary_turns() -> str:
+    """The kernel's own tables.
+
+    A frequency in turns per token is held as a fraction of 2**64, rounded: off by 2**-65, and by what 50 digits of 2 pi
+    and of a power leave.  A position times it is formed modulo one turn: the product with the high word exactly modulo
+    2**32, of the product with the low word the upper 32 bits.  `_high_product` drops the fractions of two middle
+    products and the product of the lower halves, each less than one unit of 2**-32: it is at most 3 too small, and
+    none of its sums passes 32 bits.  It is run on words at the edges and compared.  Together 3 units of 2**-32 and a
+    position's 2**-65.
+    """
+    word, half = kernel._WORD, kernel._HALF_WORD  # noqa: SLF001  the kernel's own constants
+    require(2 * half == word == 32, f"words of {word} bits, halves of {half}, are not those of 32-bit integers")
+    with ball_precision():
+        digits = abs(ball(Fraction(kernel._TWO_PI)) - 2 * arb.pi())  # noqa: SLF001
+        require(digits < ball(power_of_two(-150)), "2 pi has fewer digits than it says")
+    of_digits = Fraction(10) ** (2 - kernel._DIGITS)  # noqa: SLF001  a power, a quotient, 2 pi: relatively
+    frequency = power_of_two(-2 * word - 1) + of_digits
+    farthest = max(kernel.MAX_POSITION, 2**31 - 1)
+    phase = farthest * frequency + 3 * power_of_two(-word)
+    require(phase < _PHASE_ERROR, f"a phase at position {farthest} errs by {float(phase):.3g} turns")
+    low = 2**half - 1
+    edges = (0, 1, low, low + 1, low + 2, 2**31 - 1, 2**31, 2**word - low - 1, 2**word - 2, 2**word - 1)
+    most = 0
+    for a, b in itertools.product(edges, repeat=2):
+        found = int(kernel._high_product(*jnp.asarray([a, b], jnp.uint32)))  # noqa: SLF001
+        missing = (a * b >> word) - found
+        require(0 <= missing <= 3, f"the upper half of {a} * {b} is off by {missing}")
+        most = max(most, missing)
+    return f"at most {float(phase / _PHASE_ERROR):.3f} of 2**-30 turns; upper halves up to {most} too small"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 _TESTS = "verify/tests/proofs/test_proofs_assumptions.py"
 _UNIT = BF16.unit_roundoff
-_LONGEST_FLUSHED = 2**27
-"""Keys up to which the contract's charge for flushing covers what later roundings may make of it."""
 
 
 def growth(roundings: int, u: Fraction) -> Fraction:
@@ -79,12 +78,13 @@ def attention_bound() -> str:
 
     Coq has the theorem (attention_bound.v, on sums in any order from summation_error.v).  Here the inequality is tried
     on rows in exact arithmetic with errors as large as they may be, and the contract's charges are compared with the
-    theorem's: its Gamma counts more roundings (`contract_constants`), and its charge for flushing covers
-    F (1 + Gamma) / W while beta <= 1, W being at least SUM_FLOOR / (1 + beta); beyond that the bound is infinite.
+    theorem's: its Gamma counts more roundings (`contract_constants`), and its charge for a flushed weight covers
+    2 omega (1 + Gamma) / W while beta <= 1, W being at least SUM_FLOOR / (1 + beta); beyond that the bound is infinite.
+    `attention_theorem` compares all charges.
     """
     closest = Fraction(0)
     for row in _rows():
-        error, allowed = _first_order(row)
+        error, allowed = first_order_of(row)
         require(
             error <= allowed,
             f"a row of {len(row.keys)} keys errs by {float(error):.6g}, more than {float(allowed):.6g}",
@@ -108,7 +108,7 @@ def _flushed_weight(model: devices.DeviceModel) -> Fraction:
     return Fraction(float(rows.flushed_weight))
 
 
-def _first_order(row: Row) -> tuple[Fraction, Fraction]:
+def first_order_of(row: Row) -> tuple[Fraction, Fraction]:
     """The error of o / l and what the theorem allows."""
     n, u = len(row.keys), FP32.unit_roundoff
     gamma = growth(n - 1, u)
@@ -133,6 +133,7 @@ def _first_order(row: Row) -> tuple[Fraction, Fraction]:
         "budget.SUM_FLOOR",
         "budget.MAX_KEYS",
         "contract.BIAS",
+        "contract.CONVEX_KEYS",
         "devices.BF16_UNIT_ROUNDOFF",
         "devices.smallest_normal",
         "devices.unit_roundoff",
@@ -153,11 +154,14 @@ def convex_bound() -> str:
     sum p f v (g / f - 1), at most skew max|v| of l, and flushing.
 
     The contract's skew, (1 + 2**-8)(1 + Gamma)**2 - 1, covers g / f - 1 in both directions for every length up to
-    MAX_KEYS.  Its charge for flushing covers what is lost in products and sums, later roundings included, for rows of
-    up to 2**27 keys.  Coq has the theorem (convex_bound.v).
+    MAX_KEYS.  What is flushed, two operations per key and two omega per weight at most, is multiplied by later
+    roundings, up to (1 + u)**(n - 1): what does not grow with the values is charged as flushed_products, the rest is
+    paid by the 262 roundings that the skew counts beyond those of the sums, as long as n <= CONVEX_KEYS.  For longer
+    rows, whose first-order bound is infinite too, the contract promises nothing.  Coq has the theorem
+    (convex_bound.v, attention_theorem.v).
     """
     for row in _rows():
-        error, allowed = _convex(row)
+        error, allowed = convex_of(row)
         require(
             error <= allowed,
             f"a row of {len(row.keys)} keys errs by {float(error):.6g}, more than {float(allowed):.6g}",
@@ -167,8 +171,8 @@ def convex_bound() -> str:
         for model in devices.MODELS.values():
             for n in lengths:
                 _skew_is_covered(model, n)
-        _flushes_are_covered()
-    return f"{len(lengths)} lengths, {len(devices.MODELS)} device models; flushing up to {_LONGEST_FLUSHED} keys"
+            _flushes_are_covered(model)
+    return f"{len(lengths)} lengths, {len(devices.MODELS)} device models; flushing up to {contract.CONVEX_KEYS} keys"
 
 
 def _roundings(n: int, u: Fraction) -> tuple[arb, arb]:
@@ -195,26 +199,40 @@ def _skew_is_covered(model: devices.DeviceModel, n: int) -> None:
     )
 
 
-def _flushes_are_covered() -> None:
-    """Per key, relative to SUM_FLOOR: products and partial sums of o against flushed_products."""
+def _flushes_are_covered(model: devices.DeviceModel) -> None:
+    """`convex` of attention_theorem.v against the contract's, for every number of keys up to CONVEX_KEYS.
+
+    With M and m for (1 + u)**(n - 1) and (1 - u)**(n - 1) of either sum, s the skew and |v| <= 1, the theorem charges
+    n omega / SUM_FLOOR times 3 M_o + 2 (M_l + M_o) + 2 M_l + 2 (2 + s) M_l, the first term apart from the values.
+    s + 1 is at most B = (1 + 2**-8) M_o / m_l, and neither M_l nor M_o exceeds B: the rest is at most
+    B n omega / SUM_FLOOR (8 + 2 M_l), where the bracket is largest for the longest row.  The contract's skew has
+    B ((1 + Gamma)**2 m_l / M_o - 1) to spare, an exponential of something linear in n, so that it is least for the
+    shortest row or the longest.
+    """
+    longest = contract.CONVEX_KEYS
+    omega, floor = ball(model.smallest_normal), ball(budget.SUM_FLOOR)
     none = np.zeros((1, 1))
-    for model in devices.MODELS.values():
-        n = _LONGEST_FLUSHED
-        rows = contract._Rows(np.array([n]), none, none, none, none, none, none, model)  # noqa: SLF001
-        charged = ball(float(rows.flushed_products[0])) / n
-        _, high = _roundings(n, Fraction(model.dot_unit_roundoff))
-        omega, floor = ball(model.smallest_normal), ball(budget.SUM_FLOOR)
-        # A product, a partial sum and a rescaling of it.
-        require(charged >= 3 * omega * high / floor, f"products flushed from {n} keys are not covered on {model.name}")
-        # Weights, relative to the largest value: paid by the roundings that Gamma counts beyond the n - 1 of the sums.
-        spare = 131 * ball(model.unit_roundoff)
+    for u_l, u_o in itertools.product((model.unit_roundoff, model.dot_unit_roundoff), repeat=2):
+        spare: list[arb] = []
+        for n in (1, longest):
+            rows = contract._Rows(np.array([n]), none, none, none, none, none, none, model)  # noqa: SLF001  its own charges
+            low_l, _ = _roundings(n, Fraction(u_l))
+            _, high_o = _roundings(n, Fraction(u_o))
+            charged = ball(float(rows.flushed_products[0]))
+            require(charged >= 3 * n * omega * high_o / floor, f"products flushed from {n} keys are not covered")
+            spare.append((1 + ball(float(rows.summing[0]))) ** 2 * low_l / high_o - 1)
+        _, high_l = _roundings(longest, Fraction(u_l))
+        needed = longest * omega / floor * (8 + 2 * high_l)
+        least = min(spare[1], spare[0])
         require(
-            spare >= n * (4 * high + 3) * omega / floor,
-            f"weights flushed from {n} keys are not covered on {model.name}",
+            least >= needed,
+            f"weights flushed from {longest} keys, {float(needed.mid()):.3g} of the row on {model.name}, are not "
+            f"covered",
         )
 
 
-def _convex(row: Row) -> tuple[Fraction, Fraction]:
+def convex_of(row: Row) -> tuple[Fraction, Fraction]:
+    """The error of o / l and what the convex bound allows."""
     n, u = len(row.keys), FP32.unit_roundoff
     least, most = (1 - u) ** (n - 1), (1 + u) ** (n - 1)
     values = [key.v for key in row.keys]
@@ -299,7 +317,7 @@ def output_bound() -> str:
     r, u, unit = (Fraction(x) for x in (2.0**-24, 2.0**-24, devices.BF16_UNIT_ROUNDOFF))
     omega, half_limit = envelope("smallest_normal"), Fraction(budget.HALF_BF16_MAX)
     for row in _rows():
-        inner = min(_first_order(row)[1], _convex(row)[1])
+        inner = min(first_order_of(row)[1], convex_of(row)[1])
         half = FP32.nearest(row.o * FP32.nearest(1 / (2 * row.l)))
         out = BF16.nearest(2 * max(-half_limit, min(half_limit, half)))
         size = abs(row.exact)

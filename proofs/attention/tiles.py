@@ -41,8 +41,9 @@ def tile_skipping() -> str:
     In general: `Schedule.visited`, `kind` and the ranges of queries of a fragment are run on symbols, once for each way
     in which their comparisons can come out, and an SMT solver shows for lengths, bands, blocks and positions of any
     size that every visible key lies in a visited block, that a block without a kind has no visible pair, that a kind
-    sees what the band sees, that queries outside [first, stop) see no key of the fragment, and that queries in
-    [clear_first, clear_stop) see all of them.
+    sees what the band sees, that queries outside [first, stop) see no key of the fragment, that queries in
+    [clear_first, clear_stop) see all of them, and that a query before `adopting` that sees one of them sees the key
+    before the fragment too, so that it has an anchor.
     """
     schedules = pairs = 0
     for schedule in _schedules():
@@ -201,7 +202,7 @@ def _fragments_are_right() -> int:
             return schedule._fragment(kind, at, count_of_keys)  # noqa: SLF001
 
         for condition, found in paths(given, run):
-            first, stop, clear_first, clear_stop = (expression(x) for x in found[2:])
+            first, stop, clear_first, clear_stop, adopting = (expression(x) for x in found[2:])
             where = z3.And(*condition, pair)
             require_always(
                 z3.Implies(seen, z3.And(first <= r, r < stop)), "a fragment leaves out a visible query", given=where
@@ -209,6 +210,12 @@ def _fragments_are_right() -> int:
             require_always(
                 z3.Implies(z3.And(clear_first <= r, r < clear_stop), seen),
                 "a fragment's unmasked queries do not see all of its keys",
+                given=where,
+            )
+            adopted = z3.And(start > 0, _sees(lower, upper, r, start - 1))
+            require_always(
+                z3.Implies(z3.And(seen, r < adopting), adopted),
+                "a query that does not adopt an anchor sees its first key here",
                 given=where,
             )
             in_order = z3.And(

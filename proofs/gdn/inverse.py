@@ -11,20 +11,23 @@ import math
 import random
 from fractions import Fraction
 from typing import TYPE_CHECKING
+from unittest import mock
 
+import jax.numpy as jnp
 import numpy as np
 from flint import fmpq, fmpq_mat
 
+from flywheel.gdn import inverse as kernel
+from flywheel.gdn.products import lockstep
 from proofs.exact import BF16, ball, ball_precision
 from proofs.lemma import Method, lemma, require
 from verify.gdn import inverse as measured
-from verify.gdn import inverse_levels
+from verify.gdn import inverse_levels, inverse_steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-CHUNK = 64
-LEVELS = (4, 16, 64)
+CHUNK, LEVELS = kernel.CHUNK, kernel.LEVELS
 _BLOCKS = 4
 """Blocks that one level merges."""
 
@@ -153,7 +156,7 @@ def nilpotent_identities() -> str:
     statement="levels 4 -> 16 -> 64 take 2 + 3 + 3 = 8 matrix products, and their result is (I + L)^-1, exactly, "
     "with ones "
     "on the diagonal and zeros above",
-    rests_on=(),
+    rests_on=("gdn_inverse.CHUNK", "gdn_inverse.PRODUCTS"),
     methods=(Method.EXACT, Method.INSTANCES),
 )
 def eight_products() -> str:
@@ -161,16 +164,31 @@ def eight_products() -> str:
 
     Level 4: L^2 and (I - L)(I + L^2).  Each merge: N = E D^-1; [D^-1; N] N, one product with a stacked left operand,
     whose right operand is pushed once; (D^-1 - D^-1 N)(I + N^2).  Diagonal and upper triangle are exact in any
-    precision: they come from 1 * 1, 0 + 0 and 0 * x alone.
+    precision: they come from 1 * 1, 0 + 0 and 0 * x alone.  The kernel's own chain is run on equal keys, whose
+    intermediates are small integers, and its products counted.
     """
+    require(kernel.CHUNK == inverse_steps.CHUNK, f"the contract is about chunks of {inverse_steps.CHUNK} tokens")
+    require(kernel.LEVELS == inverse_steps.LEVELS, f"the contract's levels are {inverse_steps.LEVELS}")
     require(LEVELS[0] ** len(LEVELS) == CHUNK == LEVELS[-1], "three levels of four do not reach the chunk")
+    require(kernel.PRODUCTS == 8, f"PRODUCTS is {kernel.PRODUCTS}: two products, and three per merge, are eight")
     numbers = random.Random(8)  # noqa: S311
     for _ in range(3):
         lower = integers(numbers, CHUNK, 1)
         found, products = _in_products(lower)
-        require(products == 8, f"the inverse took {products} products")
+        require(products == kernel.PRODUCTS, f"the inverse took {products} products")
         require(found * (identity(CHUNK) + lower) == identity(CHUNK), "eight products do not give the inverse")
-    return "3 integer matrices of 64 x 64, 8 products each"
+    _kernel_counts()
+    return "3 integer matrices of 64 x 64, 8 products each, in rationals and in the kernel"
+
+
+def _kernel_counts() -> None:
+    """The kernel's chain on strict lower ones: eight products, and the bidiagonal inverse without an error."""
+    ones = jnp.asarray(np.tril(np.ones((kernel.CHUNK, kernel.CHUNK), np.float32), -1))
+    with mock.patch.object(kernel, "multiply", wraps=kernel.multiply) as multiply:
+        (found,) = lockstep([kernel.chain_of(ones, "bf16")])
+    require(multiply.call_count == kernel.PRODUCTS, f"the kernel's inverse takes {multiply.call_count} products")
+    expected = np.eye(kernel.CHUNK) - np.eye(kernel.CHUNK, k=-1)
+    require(bool((np.asarray(found) == expected).all()), "the kernel's inverse of equal keys is not the bidiagonal one")
 
 
 def _in_products(lower: fmpq_mat) -> tuple[fmpq_mat, int]:

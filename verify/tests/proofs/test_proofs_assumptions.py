@@ -16,6 +16,7 @@ import jax.numpy as jnp  # isort: skip
 
 from flywheel.attention import AttentionConfig, api, budget, checks, tile, tiling
 from verify import devices
+from verify.attention import contract
 
 pytestmark = pytest.mark.smoke
 
@@ -159,6 +160,46 @@ def test_normalise_limits_and_keeps_nan() -> None:
     np.testing.assert_array_equal(limited, [BF16_MAX, -BF16_MAX, NAN, BF16_MAX, 3.0])
 
 
+def test_early_shifts_are_integers() -> None:
+    """With the bias added at once the running shift is integer-valued, at or above every score, and never falls."""
+    rng = np.random.default_rng(8)
+    shift = jnp.full((1, 32), tile.UNSET, jnp.float32)
+    for size in (3.0, 3e6, 2.0**24, 3e9, 2.0**100):
+        s = jnp.asarray(rng.uniform(-size, size, (128, 32)), jnp.float32)
+        p, new, _ = tile.online_weights(s, shift, None, late_bias=False)
+        assert bool(jnp.all((new == jnp.floor(new)) & (new >= shift) & (new >= jnp.max(s, axis=0))))
+        assert float(jnp.max(p)) <= 1.0
+        shift = new
+
+
+@pytest.mark.parametrize("cap", [2.0**-100, 1.0, 30.0, 2.0**120])
+def test_capped_scores_keep_their_bound(cap: float) -> None:
+    """No score passes the cap by more than tanh's envelope and three roundings, infinite dot products included."""
+    rule = tile.ScoreRule(0.5, cap)
+    dots = jnp.asarray([[0.0, 1.0, -1e30, 3e38, -INF, INF]], jnp.float32)
+    found = np.abs(np.asarray(rule(dots)).astype(np.float64))
+    model = devices.CPU_INTERPRET
+    room = (1.0 + model.tanh_relative) * (1.0 + model.unit_roundoff) ** 3
+    assert (found <= cap * math.log2(math.e) * room).all()
+    assert found[0, -1] == found[0, -2] > 0.0
+
+
+def test_sinks_are_seen_by_the_check() -> None:
+    """A denominator with a sink far above the shift is refused, one with a sink near it passes."""
+    sums = jnp.full((tile.SUBLANES, 1), budget.SUM_FLOOR, jnp.float32)
+    for sink, unsound in ((-1e30, 0.0), (0.0, 0.0), (80.0, 0.0), (90.0, 1.0), (1e30, 1.0)):
+        l = tile.denominator(sums) + tile.sink_weight(jnp.float32(sink), row(0.0), late_bias=False)  # noqa: E741
+        assert float(tile.denominator_unsound(l)[0, 0]) == unsound
+
+
+def test_maxima_keep_nan() -> None:
+    """A NaN score makes its query's maximum NaN, wherever it stands, and no other."""
+    s = jnp.asarray(np.random.default_rng(9).normal(size=(32, 4)), jnp.float32).at[17, 2].set(NAN)
+    maxima = tile.maxima_with_nan(jnp.full((tile.SUBLANES, 4), tile.UNSET, jnp.float32), s)
+    largest = np.asarray(tile.largest_or_nan(maxima, axis=0))[0]
+    assert np.isnan(largest).tolist() == [False, False, True, False]
+
+
 def test_xla_rounds_to_bf16_as_numpy() -> None:
     """XLA's conversion agrees with ml_dtypes on every BF16 word, the midpoint above it, and their FP32 neighbours."""
     words = np.arange(2**16, dtype=np.uint32) << np.uint32(16)
@@ -177,6 +218,17 @@ def test_more_than_max_keys_are_refused() -> None:
     checks.check_operands(q, longest, longest)
     with pytest.raises(ValueError, match=f"k must have at most .* tokens, got {budget.MAX_KEYS + 1}"):
         api.attention(q, longer, longer, causal=False)
+
+
+@pytest.mark.parametrize(("keys", "finite"), [(contract.CONVEX_KEYS, True), (contract.CONVEX_KEYS + 1, False)])
+def test_rows_beyond_convex_keys_have_no_finite_bound(keys: int, *, finite: bool) -> None:
+    """Up to CONVEX_KEYS keys the contract's bound is finite however long the row; beyond, nothing is promised."""
+    two, one = np.full((1, 2), 0.5), np.ones((1, 1))
+    shares = (two, np.log(two), 0.0 * two, 0.0 * one, np.zeros(1))
+    rows = contract._Rows(
+        np.array([keys]), np.ones((2, 1)), *shares, devices.V6E, highest=one, lowest=one, total_v=keys * one
+    )
+    assert bool(np.isfinite(contract._out_bound(rows)).all()) is finite
 
 
 @pytest.mark.parametrize("fragment", [64, 127, 192])

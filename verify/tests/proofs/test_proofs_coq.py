@@ -223,6 +223,13 @@ UNSAFE = [
     (devices, "BF16_UNIT_ROUNDOFF", 2.0**-9, "bf16_rounding_unit"),
     (devices, "BF16_UNIT_ROUNDOFF", 2.0**-7, "bf16_rounding_unit"),
     (devices, "BF16_UNIT_ROUNDOFF", 2.0**-9, "final_division"),
+    (budget, "LANE_LIMIT", 2.0**120, "attention_theorem"),
+    (contract, "BIAS", 31, "attention_theorem"),
+    (contract, "LARGEST_EXPONENT", 64.0, "attention_theorem"),
+    (budget, "LANE_LIMIT", 2.0**10, "early_bias"),
+    (budget, "MAX_KEYS", 2**47, "early_bias"),
+    (budget, "LANE_LIMIT", 2.0**10, "sinks"),
+    (contract, "DOMAIN_LIMIT", 2.0**128, "soft_cap"),
 ]
 
 
@@ -253,6 +260,8 @@ def test_one_unsafe_constant_has_no_proof(monkeypatch: pytest.MonkeyPatch, store
         ("reciprocal_relative", 0.6, "checked_sum_has_normal_reciprocal"),
         ("dot_unit_roundoff", 2.0**-22, "contract_constants"),
         ("smallest_normal", 2.0**-120, "final_division"),
+        ("tanh_relative", 3.0, "soft_cap"),
+        ("exp2_relative", 2.0**-5, "attention_theorem"),
     ],
 )
 def test_worse_machine_has_no_proof(
