@@ -7,6 +7,7 @@ import decimal
 import math
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 Layout = Literal["half", "interleaved"]
 LAYOUTS = ("half", "interleaved")
 MAX_POSITION = 2**30
+"""Largest position; concrete ones beyond it, or below 0, are refused (`check_positions`)."""
 
 _WORD = 32
 _HALF_WORD = 16
@@ -45,7 +47,8 @@ class Rotary:
     radians (Su et al., *RoFormer*, arXiv:2104.09864).
 
     Attributes:
-        positions: INT32 `[q_len]` or `[batch, q_len]`, each in 0 .. 2**30.
+        positions: INT32 `[q_len]` or `[batch, q_len]`, each in 0 .. 2**30; traced ones cannot be checked, and a
+            negative one counts as what it is modulo 2**32.
         base: of the frequencies ("theta" in model configurations), at least 1.
         tables: cosines and sines instead of positions.
         layout: pair i is lanes (i, i + head_dim / 2) in "half" (Llama), (2 i, 2 i + 1) in "interleaved" (GPT-J).
@@ -57,6 +60,21 @@ class Rotary:
     layout: Layout = "half"
 
 
+def check_positions(positions: Any) -> None:  # noqa: ANN401  what a caller gave
+    """Refuse concrete positions that are out of range.
+
+    Raises:
+        ValueError: names the first of them and the rule.
+    """
+    if isinstance(positions, jax.core.Tracer | jax.ShapeDtypeStruct):
+        return
+    values = np.asarray(positions)
+    wrong = values[(values < 0) | (values > MAX_POSITION)]
+    if wrong.size:
+        message = f"rotary.positions must be in 0 .. {MAX_POSITION}, got {wrong[0]}"
+        raise ValueError(message)
+
+
 def rotary_tables(positions: Int32[Array, "*batch q_len"], head_dim: int, base: float) -> RotaryTables:
     """Cosines and sines of position * base**(-2 i / head_dim), for i = 0 .. head_dim / 2 - 1.
 
@@ -65,8 +83,9 @@ def rotary_tables(positions: Int32[Array, "*batch q_len"], head_dim: int, base: 
     2**-24 radians: 0.06 at position 2**20.
 
     Raises:
-        ValueError: head_dim is odd, or base is below 1.
+        ValueError: head_dim is odd, base is below 1, or a concrete position is out of range.
     """
+    check_positions(positions)
     if head_dim % 2 or head_dim <= 0:
         message = f"head_dim must be positive and even, got {head_dim}"
         raise ValueError(message)

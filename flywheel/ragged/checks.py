@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from flywheel.attention.checks import HEAD_DIMS
-from flywheel.attention.rotary import LAYOUTS, Rotary, RotaryTables
+from flywheel.attention.rotary import LAYOUTS, Rotary, RotaryTables, check_positions
 from flywheel.packing import MAX_TOKENS
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def check_rotary(rotary: Any, q_tokens: int, head_dim: int) -> None:  # noqa: AN
     if positions.shape != (q_tokens,):
         message = f"rotary.positions must have shape [q_tokens] = [{q_tokens}], got {positions.shape}"
         raise ValueError(message)
+    check_positions(positions)
 
 
 def _check_tables(tables: Any, shape: tuple[int, int]) -> None:  # noqa: ANN401

@@ -106,6 +106,18 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ),
     (
         {},
+        {"rotary": ROTARY(positions=POSITIONS - 1, base=1e4)},
+        ValueError,
+        "rotary.positions must be in 0 .. 1073741824, got -1",
+    ),
+    (
+        {},
+        {"rotary": ROTARY(positions=POSITIONS + 2**30, base=1e4)},
+        ValueError,
+        "rotary.positions must be in 0 .. 1073741824, got 1073741825",
+    ),
+    (
+        {},
         {"rotary": ROTARY(positions=POSITIONS, base=1e4, layout="neox")},
         ValueError,
         "rotary.layout must be one of ('half', 'interleaved'), got 'neox'",

@@ -109,6 +109,20 @@ def test_fragments_cover_what_is_visible() -> None:
             assert not (visible & ~emitted).any(), (s, body)
 
 
+def test_queries_seek_their_anchor_where_they_see_their_first_key() -> None:
+    """A query's first visible key of all lies in a fragment that has it among the queries that adopt anchors."""
+    for s in SMALL:
+        visible = seen(s)
+        first_key = np.where(visible.any(axis=1), visible.argmax(axis=1), -1)
+        for step in s.steps:
+            for fragment in s.fragments(s.bodies[step.body].kind):
+                assert fragment.first <= fragment.adopting <= fragment.stop, (s, fragment)
+                assert fragment.adopting % LANE_GRID == 0, (s, fragment)
+                begin = step.j * s.block_kv + fragment.start
+                others = first_key[step.i * s.block_q :][fragment.first : fragment.adopting]
+                assert not ((others >= begin) & (others < begin + fragment.size)).any(), (s, fragment)
+
+
 def test_queries_are_finished_once_and_after_their_last_key() -> None:
     """In a last block every query is finished exactly once, and no fragment that comes later concerns it."""
     for s in SMALL:

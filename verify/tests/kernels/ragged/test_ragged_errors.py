@@ -96,6 +96,12 @@ CASES: list[tuple[dict[str, Any], dict[str, Any], type[Exception], str]] = [
     ),
     (
         {},
+        {"rotary": flywheel.Rotary(positions=jnp.full(16, -7, jnp.int32), base=10.0)},
+        ValueError,
+        "rotary.positions must be in 0 .. 1073741824, got -7",
+    ),
+    (
+        {},
         {"config": flywheel.RaggedConfig(block=100)},
         ValueError,
         "config.block must be a positive multiple of 128, got 100",
