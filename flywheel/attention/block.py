@@ -8,6 +8,7 @@ weights.  The last body of a query block also divides, query by query as they ar
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -45,12 +46,33 @@ _ENOUGH = 8 * 256 * 256
 
 
 class _Cell(NamedTuple):
-    """Keys of one fragment against queries first .. first + width - 1."""
+    """Keys of one fragment against queries first .. first + width - 1: one product for scores, one for values."""
+
+    fragment: Fragment
+    first: int
+    width: int
+
+    @property
+    def queries(self) -> Any:  # noqa: ANN401
+        return lane_slice(self.first, self.width)
+
+
+class _Stretch(NamedTuple):
+    """Queries of a cell, first .. first + width - 1 of the block, that are treated alike.
+
+    Attributes:
+        fragment: the keys.
+        first: first query.
+        width: queries.
+        masked: some of them do not see some of the keys.
+        adopting: some of them may see their first key here, and adopt an anchor.
+    """
 
     fragment: Fragment
     first: int
     width: int
     masked: bool
+    adopting: bool
 
     @property
     def queries(self) -> Any:  # noqa: ANN401
@@ -83,59 +105,85 @@ class _Block:
     failures: list[Array] = dataclasses.field(default_factory=list)
 
     def cells(self, fragment: Fragment) -> list[_Cell]:
-        """The fragment's queries in stretches with and without a mask, none wider than the tiling says."""
+        """The fragment's queries, no more at a time than the tiling says."""
         width = self.site.spec.tiling.width
-        stretches = (
-            (fragment.first, fragment.clear_first, True),
-            (fragment.clear_first, fragment.clear_stop, self.site.spec.segments),
-            (fragment.clear_stop, fragment.stop, True),
-        )
         return [
-            _Cell(fragment, first, min(width, stop - first), masked)
-            for begin, stop, masked in stretches
-            for first in range(begin, stop, width)
+            _Cell(fragment, first, min(width, fragment.stop - first))
+            for first in range(fragment.first, fragment.stop, width)
         ]
 
-    def visible(self, cell: _Cell) -> Bool[Array, "F C"] | None:
-        """Which of the cell's queries see which of its keys; None: all."""
-        if not cell.masked:
+    def stretches(self, cell: _Cell) -> list[_Stretch]:
+        """A cell's queries, cut where masks and the search for anchors begin and end."""
+        spec, fragment = self.site.spec, cell.fragment
+        end = cell.first + cell.width
+        adopting = end
+        if spec.late_anchors and not spec.online:
+            adopting = cell.first if spec.segments else fragment.adopting
+        inner = {n for n in (fragment.clear_first, fragment.clear_stop, adopting) if cell.first < n < end}
+        return [
+            _Stretch(
+                fragment,
+                first,
+                stop - first,
+                masked=spec.segments or not fragment.clear_first <= first < stop <= fragment.clear_stop,
+                adopting=first >= adopting,
+            )
+            for first, stop in itertools.pairwise(sorted({cell.first, end} | inner))
+        ]
+
+    def visible(self, stretch: _Stretch) -> Bool[Array, "F C"] | None:
+        """Which of the queries see which of the keys; None: all."""
+        if not stretch.masked:
             return None
-        start, size = cell.fragment.start, cell.fragment.size
+        start, size = stretch.fragment.start, stretch.fragment.size
         kind = self.body.kind
-        keys = lax.broadcasted_iota(jnp.int32, (size, cell.width), 0) + start
-        rows = lax.broadcasted_iota(jnp.int32, (size, cell.width), 1) + cell.first
+        keys = lax.broadcasted_iota(jnp.int32, (size, stretch.width), 0) + start
+        rows = lax.broadcasted_iota(jnp.int32, (size, stretch.width), 1) + stretch.first
         visible = band_mask(kind.band, keys, rows)
         if start + size > kind.keys:
             visible = both(visible, keys < kind.keys)
         if self.site.spec.segments:
-            visible = both(visible, self.same_segment(cell))
+            visible = both(visible, self.same_segment(stretch))
         return visible
 
-    def same_segment(self, cell: _Cell) -> Bool[Array, "F C"]:
+    def same_segment(self, stretch: _Stretch) -> Bool[Array, "F C"]:
         """Keys' ids come on lanes and are needed on sublanes: one transpose per fragment."""
-        refs, fragment = self.site.refs, cell.fragment
-        ids = key_ids_on_sublanes(refs.k_ids[0, :, pl.ds(fragment.start, fragment.size)], cell.width)
-        return ids == refs.q_ids[0, :, cell.queries]
+        refs, fragment = self.site.refs, stretch.fragment
+        ids = key_ids_on_sublanes(refs.k_ids[0, :, pl.ds(fragment.start, fragment.size)], stretch.width)
+        return ids == refs.q_ids[0, :, stretch.queries]
 
     def softmax(self, cell: _Cell, *, fresh: bool) -> _Weights:
         """Weights of a cell; adds them to the sums.  `fresh`: nothing was added to these queries before."""
-        site, refs = self.site, self.site.refs
-        spec, queries = site.spec, cell.queries
+        refs, spec = self.site.refs, self.site.spec
         keys = refs.k[0, 0, pl.ds(cell.fragment.start, cell.fragment.size), :]
-        s = spec.rule(tile.dot_products(keys, refs.q[queries, :]))
-        visible = self.visible(cell)
+        s = spec.rule(tile.dot_products(keys, refs.q[cell.queries, :]))
+        weights, factors = [], []
+        for stretch in self.stretches(cell):
+            lanes = slice(stretch.first - cell.first, stretch.first - cell.first + stretch.width)
+            p, factor = self.stretch_weights(stretch, s[:, lanes], fresh=fresh)
+            weights.append(p.astype(jnp.bfloat16))
+            factors.append(factor)
+        factor = None if fresh or not spec.online else jnp.concatenate(factors, axis=1)
+        return _Weights(cell, jnp.concatenate(weights, axis=1), factor)
+
+    def stretch_weights(
+        self, stretch: _Stretch, s: Float32[Array, "F C"], *, fresh: bool
+    ) -> tuple[Float32[Array, "F C"], Float32[Array, "1 C"] | None]:
+        """Weights from scores, and the factor of what was summed before (None: 1)."""
+        refs, spec, queries = self.site.refs, self.site.spec, stretch.queries
+        visible = self.visible(stretch)
         if spec.return_max_logit:
             refs.maxima[:, queries] = jnp.maximum(refs.maxima[:, queries], tile.partial_maxima(tile.hide(s, visible)))
         if spec.segments:
-            assert visible is not None  # noqa: S101  segments mask every cell
+            assert visible is not None  # noqa: S101  segments mask every stretch
             refs.seen[:, queries] += tile.partial_sums(jnp.where(visible, 1.0, 0.0))
         factor = None
         if spec.online:
-            p, factor = self.online(s, cell, visible)
+            p, factor = self.online(s, stretch, visible)
         else:
-            if spec.late_anchors:
+            if stretch.adopting:
                 refs.anchor[:, queries] = tile.adopt_anchor(refs.anchor[:, queries], s, visible)
-            elif fresh:
+            elif fresh and not spec.late_anchors:
                 few = slice(0, ANCHOR_KEYS)
                 refs.anchor[:, queries] = on_sublanes(
                     tile.choose_anchor(s[few], None if visible is None else visible[few])
@@ -146,15 +194,15 @@ class _Block:
             before = refs.sums[:, queries]
             sums += before if factor is None else before * factor
         refs.sums[:, queries] = sums
-        return _Weights(cell, p.astype(jnp.bfloat16), None if fresh else factor)
+        return p, factor
 
     def online(
-        self, s: Float32[Array, "F C"], cell: _Cell, visible: Bool[Array, "F C"] | None
+        self, s: Float32[Array, "F C"], stretch: _Stretch, visible: Bool[Array, "F C"] | None
     ) -> tuple[Float32[Array, "F C"], Float32[Array, "1 C"]]:
         """Weights against the running maximum, which moves first."""
         anchor = self.site.refs.anchor
-        p, shift, factor = tile.online_weights(s, anchor[:1, cell.queries], visible, late_bias=False)
-        anchor[:, cell.queries] = on_sublanes(shift)
+        p, shift, factor = tile.online_weights(s, anchor[:1, stretch.queries], visible, late_bias=False)
+        anchor[:, stretch.queries] = on_sublanes(shift)
         return p, factor
 
     def add_values(self, weights: _Weights, fresh: bool) -> None:  # noqa: FBT001  a pair that was kept

@@ -106,6 +106,7 @@ class Fragment(NamedTuple):
         stop: one past the last, rounded up.
         clear_first: from here to clear_stop every query sees every key; the others need a mask.
         clear_stop: one past the last such query, at least clear_first.
+        adopting: from here to stop queries may see the first of all their keys here; the others saw it before.
     """
 
     start: int
@@ -114,6 +115,7 @@ class Fragment(NamedTuple):
     stop: int
     clear_first: int
     clear_stop: int
+    adopting: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,7 +243,16 @@ class Schedule:
         if start + size > kind.keys:
             clear_stop = clear_first  # garbage among the keys: every query needs the mask
         clear_first = min(max(clear_first, first), stop)
-        return Fragment(start, size, first, stop, clear_first, min(max(clear_stop, clear_first), stop))
+        clear_stop = min(max(clear_stop, clear_first), stop)
+        return Fragment(start, size, first, stop, clear_first, clear_stop, self._adopting(lower, start, first, stop))
+
+    def _adopting(self, lower: int | None, start: int, first: int, stop: int) -> int:
+        """A query that sees the key before `start` adopted its anchor there, or further up."""
+        if start == 0:
+            return first
+        if lower is None:
+            return stop
+        return min(max(_down(max(start - lower, 0)), first), stop)
 
     def finished(self, kind: BlockKind) -> tuple[tuple[int, int], ...]:
         """For each fragment of a last block, the queries [first, stop) that are done once it has been added.
