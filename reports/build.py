@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from reports import speed
 from reports.audit.summary import Table, tables
 from reports.findings import Finding, of_rows, of_tables
+from reports.grid_gdn import INVERSE_SUBJECT, LAYER_SUBJECT
+from reports.grid_ragged import RAGGED
 from reports.model import FAMILIES, Absence, build_report
 from reports.numbers import plural
 from reports.page import Contents, render
 from reports.resume import missing, write_whole
 from reports.sources import PLAN, RECORDS, SourceError, read
-from verify.subjects import gdn
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -28,8 +29,16 @@ CASES = "cases"
 AUDIT = Path(__file__).parent / "data" / "audit.jsonl"
 """What `python -m reports audit` has found."""
 
-GDN = "flywheel."
-"""Our Gated DeltaNet kernels are subjects whose names start so."""
+OTHER_KERNELS = {
+    RAGGED: "Packed attention",
+    LAYER_SUBJECT: "Gated DeltaNet layers",
+    INVERSE_SUBJECT: "Triangular inverses",
+}
+
+NOT_COMPILED = (
+    "one configuration per precision: 1 key head, 2 value heads, 4 taps without a bias, beta up to 1. Each further one "
+    "is a compilation of its own in interpret mode; pytest verify and python -m fuzz run gdn-layer go through them."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,12 +174,12 @@ def standing_absences(report: Report) -> list[Absence]:
 
 def _absent_sections(material: Material, report: Report, audit: Sequence[Table]) -> Iterable[Absence]:
     """Sections that have nothing to show, and the command that would fill them."""
-    if not any(row.operation == "gated_delta_net" for kernel in report.answered_for for row in kernel.rows):
-        ours = [name for name in gdn.names() if name.startswith(GDN)]
-        why = (
-            "no record of it here" if ours else "this checkout has no kernel of ours for it among the judge's subjects"
-        )
-        yield Absence("Gated DeltaNet kernels", f"{why}; their inverse is shown as emulated in numpy.")
+    ours = {row.subject.partition("[")[0] for kernel in report.answered_for for row in kernel.rows}
+    for subject, words in OTHER_KERNELS.items():
+        if ours and subject not in ours:
+            yield Absence(words, f"no record of {subject} here: python -m reports build makes them.")
+    if LAYER_SUBJECT in ours:
+        yield Absence("Other configurations of the Gated DeltaNet layer", NOT_COMPILED)
     if material.lemmas is None:
         yield Absence("Lemmas", "not checked here: python -m proofs --json > lemmas.json, then --from it.")
     elif unasked := [lemma.name for lemma in material.lemmas if lemma.unasked]:

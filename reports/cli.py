@@ -20,8 +20,10 @@ from reports.resume import write_whole
 from reports.rows import Row, row_of
 from reports.site.publish import PublishError, publish
 from reports.sources import SourceError
-from verify.attention.cases import CaseError, load_case
-from verify.subjects.registry import FLYWHEEL, SubjectError, load
+from reports.subjects import load
+from verify.attention.cases import CaseError
+from verify.subjects.gdn import GdnSubjectError
+from verify.subjects.registry import SubjectError
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return options.run(options)
-    except (SourceError, CaseError, SubjectError, PublishError) as error:
+    except (SourceError, CaseError, SubjectError, GdnSubjectError, PublishError) as error:
         console.print(f"error: {error}", markup=False)
         return USAGE
 
@@ -74,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.set_defaults(run=_audit)
     case = commands.add_parser("case", help="judge one case, by name or from a case file")
     case.add_argument("name", help="a name that `cases` lists, or a case file")
-    case.add_argument("--subject", default=FLYWHEEL, metavar="NAME", help=f"the kernel (default: {FLYWHEEL})")
+    case.add_argument("--subject", metavar="NAME", help="the kernel (default: ours)")
     case.add_argument(
         "--interpret", choices=("fast", "tpu"), default="fast", help="interpret mode of Pallas (default: fast)"
     )
@@ -206,10 +208,10 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _case(options: argparse.Namespace) -> int:
-    load(options.subject)
+    if options.subject is not None:
+        load(options.subject)
     if options.name.endswith(".json"):
-        case = load_case(Path(options.name))
-        item = grid.of_case("corpus", case, interpret=options.interpret, subject=options.subject)
+        item = grid.of_file(Path(options.name), interpret=options.interpret, subject=options.subject)
     else:
         try:
             item = grid.find(options.name, interpret=options.interpret, subject=options.subject)

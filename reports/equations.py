@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from reports.resume import ROOT
@@ -14,7 +15,7 @@ from verify.emulate.shown import shown
 from verify.records import decode_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
 MOST = 8
@@ -54,17 +55,19 @@ class Ranking:
     count: int
 
 
-def write(directory: Path, progress: Callable[[str], None] = lambda _: None) -> list[tuple[str, str]]:
+def write(directory: Path, workers: int = 1) -> list[tuple[str, str]]:
     """Rank every function that the emulator knows by name, each in a process; returns those that failed, and why."""
-    failed = []
     directory.mkdir(parents=True, exist_ok=True)
-    for name in shown():
-        progress(name)
+
+    def rank(name: str) -> tuple[str, str] | None:
         command = [sys.executable, "-m", "verify.emulate", name, "--json", str((directory / f"{name}.json").resolve())]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        if done.returncode:
-            failed.append((f"Equations of {name}", done.stderr.strip()[-300:] or f"exit code {done.returncode}"))
-    return failed
+        if not done.returncode:
+            return None
+        return f"Equations of {name}", done.stderr.strip()[-300:] or f"exit code {done.returncode}"
+
+    with ThreadPoolExecutor(workers) as pool:
+        return [failure for failure in pool.map(rank, shown()) if failure is not None]
 
 
 def is_ranking(body: Any) -> bool:  # noqa: ANN401  from JSON

@@ -103,7 +103,7 @@ def case_words(spec: Mapping[str, Any]) -> str:
     try:
         batch, heads, kv_heads, q_len, kv_len, head_dim = spec["shape"]
     except (KeyError, TypeError, ValueError):
-        return str(spec.get("name", "a case"))
+        return _drawn_words(spec) or str(spec.get("name", "a case"))
     mask = "causal" if spec.get("causal", True) else "full"
     parts = [
         f"{q_len} queries on {kv_len} keys, {mask}, head_dim {head_dim}",
@@ -116,6 +116,39 @@ def case_words(spec: Mapping[str, Any]) -> str:
     if len(edits) > MOST_EDITS:
         parts.append(f"and {len(edits) - MOST_EDITS} more edits")
     return "; ".join(parts)
+
+
+DRAWN = {"keys": "keys", "family": "keys", "beta": "write strengths", "beta_kind": "write strengths", "decay": "decay"}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "flywheel-layer-case/1": {"keys": "random", "beta": "up to 1", "decay": "0", "lengths": [64]},
+    "flywheel-inverse-case/1": {"family": "repeated", "beta_kind": "constant", "beta_max": "0x1p+0", "decay": "0x1p+0"},
+}
+"""What a case file of Gated DeltaNet leaves out."""
+
+
+def _drawn_words(spec: Mapping[str, Any]) -> str:
+    """A call or a matrix of Gated DeltaNet in words; empty for another format."""
+    defaults = DEFAULTS.get(str(spec.get("format")))
+    if defaults is None:
+        return ""
+    whole = defaults | dict(spec)
+    parts = [f"sequences of {', '.join(map(str, whole['lengths']))} tokens"] if "lengths" in defaults else ["64 x 64"]
+    parts += [f"{words} {whole[name]}" for name, words in DRAWN.items() if name in defaults and not whole.get("betas")]
+    parts += [f"up to {_number(str(whole['beta_max']))}"] if "beta_max" in defaults else []
+    if "lengths" in defaults:
+        parts += [f"{words} {spec[name]}" for name, words in LAYER_WORDS.items() if spec.get(name) is not None]
+    return f"{'; '.join(parts)} (seed {spec.get('seed', 0)})"
+
+
+LAYER_WORDS = {
+    "padding": "tokens of padding:",
+    "initial": "initial states that count:",
+    "reads": "slots read:",
+    "writes": "slots written:",
+    "size": "log2 of the projection's size:",
+    "gates": "gates:",
+    "poison": "NaN where nothing is read:",
+}
 
 
 def _values(spec: Mapping[str, Any]) -> str:

@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import shlex
 from typing import TYPE_CHECKING
 
+from fuzz.case import PLAIN_HUNT
+from fuzz.case import load_case as load_inputs
+from fuzz.gdn.inverse_case import InverseCase
+from reports.grid_gdn import INVERSE_SUBJECT, LAYER_SUBJECT, PRECISIONS, inverse_items, layer_items, layer_sample
+from reports.grid_ragged import RAGGED, ragged_items
+from reports.item import FLYWHEEL, INVERSE, LAYER, Item
 from reports.resume import ROOT
 from verify.attention.adversarial import families
-from verify.attention.cases import FORMAT, AttentionCase, load_case
+from verify.attention.cases import FORMAT, AttentionCase, CaseError, load_case
 from verify.traces.load import committed_trace, load_trace
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-FLYWHEEL = "flywheel.attention"
-"""As in `verify.subjects.registry`, which imports JAX: the process that plans does not need it."""
+    from pathlib import Path
 
 CORPUS = ROOT / "fuzz" / "corpus"
 GRIDS = ("quick", "standard")
 HEAD_DIMS = (64, 128, 256)
 LENGTHS = (1, 2, 7, 64, 128, 300, 512, 1024, 2048)
 FULL_LENGTHS = (2, 64, 300, 1024)
+ALL_SPREADS_BELOW = 1024
+"""From this length on only everyday scores: interpreting one call takes seconds."""
+
 QUICK_LENGTHS = (1, 7, 128, 300)
 QUICK_HEAD_DIMS = (64, 128)
 SPREADS = (0, 2, 4)
 """log2 of the scores' standard deviation in nats: flat, everyday and peaked softmax."""
+
+EVERYDAY = 2
 
 GQA_SHAPES = ((8, 2), (24, 4), (28, 4), (6, 2), (8, 1))
 GQA_LENGTH = 128
@@ -50,45 +58,12 @@ OTHERS_SAMPLE = (
 """Named cases of one shape that they are asked for too."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Item:
-    """One thing to judge.
-
-    Attributes:
-        family: see `verify.records`.
-        name: the case's name, or the trace problem's.
-        interpret: which interpret mode of Pallas, "fast" or "tpu".
-        case: what to build; None for a problem of the committed trace.
-        group: items of one group share their compiled kernel.
-        subject: name of the kernel that is asked.
-    """
-
-    family: str
-    name: str
-    interpret: str
-    case: AttentionCase | None
-    group: str
-    subject: str = FLYWHEEL
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """Names the item in a plan and in its record."""
-        return (self.subject, self.family, self.name, self.interpret)
-
-    @property
-    def reproduce(self) -> str:
-        """The command that judges it again."""
-        mode = "" if self.interpret == "fast" else f"--interpret {self.interpret} "
-        subject = "" if self.subject == FLYWHEEL else f"--subject {shlex.quote(self.subject)} "
-        end_of_options = "-- " if self.name.startswith("-") else ""
-        return f"uv run python -m reports case {mode}{subject}{end_of_options}{shlex.quote(self.name)}"
-
-
 def others() -> tuple[str, ...]:
     """What is measured beside the kernel: its other softmax, and other people's kernels."""
-    from verify.subjects.registry import BUILT_IN, PEERS  # noqa: PLC0415  see FLYWHEEL
+    from verify.subjects import gdn  # noqa: PLC0415  see FLYWHEEL
+    from verify.subjects.registry import BUILT_IN, PEERS  # noqa: PLC0415
 
-    return (*(name for name in BUILT_IN if name != FLYWHEEL and "gradients" not in name), *PEERS)
+    return (*(name for name in BUILT_IN if name != FLYWHEEL and "gradients" not in name), *PEERS, *gdn.PEERS)
 
 
 def plan(grid: str, subjects: Sequence[str] = ()) -> list[Item]:
@@ -116,11 +91,16 @@ def plan(grid: str, subjects: Sequence[str] = ()) -> list[Item]:
         items += corpus()
         sample = [(family, case) for family, cases in named.items() for case in cases if case.name in RACE_SAMPLE]
         items += [of_case(family, case, interpret="tpu") for family, case in sample]
+        items += ragged_items() + layer_items() + inverse_items()
     return items + [item for subject in subjects for item in _sample(subject)]
 
 
 def _sample(subject: str) -> list[Item]:
     """What a further subject is asked."""
+    from verify.subjects import gdn  # noqa: PLC0415  see FLYWHEEL
+
+    if subject in gdn.names():
+        return layer_sample(subject)
     cases = [
         ("ordinary", _bell(n, d, s, causal=True)) for d in OTHERS_HEAD_DIMS for n in OTHERS_LENGTHS for s in SPREADS
     ]
@@ -149,19 +129,41 @@ def traced() -> list[Item]:
     ]
 
 
-def find(name: str, *, interpret: str = "fast", subject: str = FLYWHEEL) -> Item:
+def find(name: str, *, interpret: str = "fast", subject: str | None = None) -> Item:
     """The item of that name.
+
+    Args:
+        name: of the case.
+        interpret: which interpret mode of Pallas.
+        subject: the kernel that is asked, of the same operation; None: the one that the grid asks.
 
     Raises:
         KeyError: no grid has it.
     """
-    for item in plan("standard") + plan("quick"):
-        if item.name == name:
-            if item.case is None:
-                return dataclasses.replace(item, subject=subject)
-            return of_case(item.family, item.case, interpret=interpret, subject=subject)
-    message = f"no case is called {name!r}; `python -m reports cases` lists them"
-    raise KeyError(message)
+    named = [item for item in plan("standard") + plan("quick") if item.name == name]
+    if not named:
+        message = f"no case is called {name!r}; `python -m reports cases` lists them"
+        raise KeyError(message)
+    item = next((item for item in named if item.subject == subject), named[0])
+    return dataclasses.replace(item, interpret=interpret, subject=subject or item.subject)
+
+
+def of_file(path: Path, *, interpret: str = "fast", subject: str | None = None) -> Item:
+    """The item of a case file: plain inputs of any operation.
+
+    Raises:
+        CaseError: no such file, no case, or one that asks more than the contract (`python -m fuzz replay` judges it).
+    """
+    case = load_inputs(path)
+    if case.hunt != PLAIN_HUNT:
+        message = f"{path}: a case of the hunt {case.hunt}: python -m fuzz replay judges it"
+        raise CaseError(message)
+    inputs = case.inputs
+    if isinstance(inputs, AttentionCase):
+        packed = inputs.cu_seqlens_q is not None
+        return of_case("corpus", inputs, interpret=interpret, subject=subject or (RAGGED if packed else FLYWHEEL))
+    operation, ours = (INVERSE, INVERSE_SUBJECT) if isinstance(inputs, InverseCase) else (LAYER, LAYER_SUBJECT)
+    return Item("corpus", inputs.name, interpret, inputs, "", subject or f"{ours}[{PRECISIONS[0]}]", operation)
 
 
 def groups(items: Iterable[Item]) -> list[list[Item]]:
@@ -175,27 +177,36 @@ def groups(items: Iterable[Item]) -> list[list[Item]]:
 COMPILATION = 2.0**31
 """What a compilation costs, in multiply-adds of an interpreted kernel and its oracle (seconds against gigaflops)."""
 
+TRACE = AttentionCase("the trace", (1, 9, 3, 512, 512, 64))
+"""As large as its problems."""
+
 
 def _cost(group: Sequence[Item]) -> float:
-    work = COMPILATION
+    work = COMPILATION * group[0].weight
     for item in group:
-        _, heads, _, q_len, kv_len, head_dim = item.case.shape if item.case else (1, 9, 3, 512, 512, 64)
-        work += heads * q_len * kv_len * head_dim * (100.0 if item.interpret == "tpu" else 10.0)
+        case = item.case or TRACE
+        if isinstance(case, AttentionCase):
+            _, heads, _, q_len, kv_len, head_dim = case.shape
+            work += heads * q_len * kv_len * head_dim * (100.0 if item.interpret == "tpu" else 10.0)
     return work
 
 
 def _ordinary(*, quick: bool) -> list[AttentionCase]:
     head_dims, lengths = (QUICK_HEAD_DIMS, QUICK_LENGTHS) if quick else (HEAD_DIMS, LENGTHS)
-    cases = [_bell(n, head_dim, spread, causal=True) for head_dim in head_dims for n in lengths for spread in SPREADS]
+    cases = [_bell(n, d, spread, causal=True) for d in head_dims for n in lengths for spread in _spreads(n)]
     if quick:
         return cases
-    cases += [_bell(n, d, spread, causal=False) for d in HEAD_DIMS for n in FULL_LENGTHS for spread in SPREADS]
+    cases += [_bell(n, d, spread, causal=False) for d in HEAD_DIMS for n in FULL_LENGTHS for spread in _spreads(n)]
     return cases + [
         AttentionCase(
             f"gqa-{heads}-{kv_heads}-length-{GQA_LENGTH}", (1, heads, kv_heads, GQA_LENGTH, GQA_LENGTH, 64), seed=heads
         )
         for heads, kv_heads in GQA_SHAPES
     ]
+
+
+def _spreads(length: int) -> Sequence[int]:
+    return SPREADS if length < ALL_SPREADS_BELOW else (EVERYDAY,)
 
 
 def _bell(length: int, head_dim: int, spread: int, *, causal: bool) -> AttentionCase:

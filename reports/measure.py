@@ -8,55 +8,42 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
+import gc
 import multiprocessing
+import os
 import signal
+import sys
 import time
 import traceback
 from datetime import UTC, datetime
 from multiprocessing import connection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.grid import groups
 from verify import records
+from verify.attention.cases import AttentionCase
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from multiprocessing.context import SpawnContext, SpawnProcess
-    from pathlib import Path
 
-    from reports.grid import Item
-    from verify.subjects.judging import JudgedSubject
+    from reports.item import Item
 
 
 def judge(item: Item) -> dict[str, Any]:
     """Run a kernel on an item and judge the result; an exception becomes a record of its own."""
     # Imported here: the parent process plans and draws, and never starts JAX.
-    from verify.attention import examine  # noqa: PLC0415
+    from reports import judges  # noqa: PLC0415
+    from reports.subjects import is_ours  # noqa: PLC0415
     from verify.backend import BackendUnsoundError  # noqa: PLC0415
-    from verify.subjects.judging import judge_subject  # noqa: PLC0415
-    from verify.subjects.registry import is_ours, load  # noqa: PLC0415
 
     try:
         start = time.perf_counter()
-        problem = _traced_problems()[item.name] if item.case is None else item.case.build()
-        config = (0, 0, 0) if item.case is None else item.case.config
-        subject = load(item.subject)
-        judged = judge_subject(subject, problem, config=config, interpret=item.interpret, power=True)
-        if judged.judgement.verdict is Verdict.SKIPPED and is_ours(item.subject):
-            return broken(item, Verdict.FAIL, judged.judgement.reason)
-        record = examine.record_of(
-            judged,
-            name=item.name,
-            family=item.family,
-            interpret=item.interpret,
-            reproduce=item.reproduce,
-            subject=item.subject,
-        )
-        record |= {"subject_version": subject.version, "profile": _profile(judged)}
-        if item.case is not None:
-            record["case_spec"] = item.case.to_json(sha256=record["sha256"])
+        record = judges.OPERATIONS[item.operation](item)
+        if record["verdict"] == Verdict.SKIPPED and is_ours(item.subject):
+            return broken(item, Verdict.FAIL, record["reason"])
         return record | {"seconds": time.perf_counter() - start}
     except BackendUnsoundError as error:
         return broken(item, Verdict.BACKEND_UNSOUND, str(error))
@@ -65,25 +52,10 @@ def judge(item: Item) -> dict[str, Any]:
         return broken(item, Verdict.FAIL, reason) | {"traceback": traceback.format_exc()}
 
 
-def _profile(judged: JudgedSubject) -> dict[str, Any]:
-    from reports.profile import profile_of  # noqa: PLC0415
-    from verify.attention.reference import Reference  # noqa: PLC0415
-    from verify.attention.subjects import SubjectResult  # noqa: PLC0415
-    from verify.backend import device_model  # noqa: PLC0415
-    from verify.subjects.judging import bound_of, promised_rows  # noqa: PLC0415
-
-    result, reference = judged.result, judged.reference
-    if not isinstance(result, SubjectResult) or not isinstance(reference, Reference):
-        return {}
-    bound = bound_of(judged.subject, judged.problem, reference, device_model())
-    left_out = ~promised_rows(judged.subject, judged.problem)
-    return profile_of(result.out, result.lse, reference, bound, left_out)
-
-
 def broken(item: Item, verdict: Verdict, reason: str) -> dict[str, Any]:
     """The record of an item that gave no result; a resumed run tries it again."""
     shape: dict[str, Any] = {}
-    if item.case is not None:
+    if isinstance(item.case, AttentionCase):
         names = ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")
         shape = dict(zip(names, item.case.shape, strict=True))
         shape |= {"causal": item.case.causal, "scale": item.case.scale_value}
@@ -94,7 +66,8 @@ def broken(item: Item, verdict: Verdict, reason: str) -> dict[str, Any]:
         "case": item.name,
         "family": item.family,
         "shape": shape,
-        "features": {} if item.case is None else item.case.features_json(),
+        "operation": item.operation,
+        "features": item.case.features_json() if isinstance(item.case, AttentionCase) else {},
         "verdict": verdict.value,
         "reason": reason,
         "measures": {},
@@ -102,13 +75,6 @@ def broken(item: Item, verdict: Verdict, reason: str) -> dict[str, Any]:
         "reproduce": item.reproduce,
         "unfinished": True,
     }
-
-
-@functools.cache
-def _traced_problems() -> dict[str, Any]:
-    from verify.traces.load import committed_trace, load_trace  # noqa: PLC0415  read by the worker that needs it
-
-    return dict(load_trace(committed_trace()).problems())
 
 
 @dataclasses.dataclass
@@ -196,12 +162,38 @@ def _receive(worker: _Worker) -> dict[str, Any]:
         return broken(item, Verdict.FAIL, reason)
 
 
+MOST_RESIDENT = 600 * 2**20
+"""Bytes of memory from which a worker drops the kernels that it has compiled."""
+
+
+def _forget_kernels() -> None:
+    """Drop compiled kernels, none of which another group uses, where they fill the memory."""
+    if "jax" in sys.modules and resident() > MOST_RESIDENT:
+        import jax  # noqa: PLC0415  it is imported already
+
+        jax.clear_caches()
+        gc.collect()
+
+
+def resident() -> int:
+    """Bytes of memory that this process has; 0 where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
 def _work(pipe: connection.Connection, judge: Callable[[Item], dict[str, Any]]) -> None:
     """A worker: items in, records out, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides what an interrupt means.
+    group = None
     while True:
         try:
             item = pipe.recv()
+            if item.group != group:
+                _forget_kernels()
+            group = item.group
             pipe.send(judge(item))
         except (EOFError, OSError):
             return

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Self
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -17,7 +18,7 @@ from reports.measure import measure
 from reports.numbers import plural, severity, show_share
 from reports.rows import row_of
 from reports.sources import EQUATIONS, INVERSE, LEMMAS, NOTES, PLAN, RECORDS
-from verify.subjects.registry import load
+from reports.subjects import load
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.console import Console
+
+    from reports.item import Item
 
 QUIET_STEP = 25
 """Finished cases per line where no progress bar can be drawn."""
@@ -73,7 +76,7 @@ def everything(
     code = resume.code_digest()
     try:
         _measure(out / RECORDS, grid.plan(grid_name, others), grid_name, code, workers, until, console, fresh=fresh)
-        absent += _beside(out, grid_name, code, until, console, fresh=fresh)
+        absent += _beside(out, grid_name, code, workers, until, console, fresh=fresh)
     except KeyboardInterrupt:
         console.print("interrupted; the same command goes on from here")
         return Measured("interrupted", interrupted=True)
@@ -99,7 +102,7 @@ def _others(grid_name: str, subjects: Sequence[str] | None) -> tuple[list[str], 
 
 def _measure(
     path: Path,
-    items: Sequence[grid.Item],
+    items: Sequence[Item],
     grid_name: str,
     code: str,
     workers: int,
@@ -121,7 +124,7 @@ def _measure(
 
 
 def _beside(
-    out: Path, grid_name: str, code: str, until: float | None, console: Console, *, fresh: bool
+    out: Path, grid_name: str, code: str, workers: int, until: float | None, console: Console, *, fresh: bool
 ) -> list[tuple[str, str]]:
     """Lemmas, the inverse's table and rankings of equations, on the standard grid; what was not done, and why."""
     if grid_name != "standard":
@@ -132,20 +135,27 @@ def _beside(
     parts: tuple[tuple[str, Path, Callable[[], object]], ...] = (
         ("the lemmas", out / LEMMAS, lambda: lemmas.write(out / LEMMAS)),
         ("the inverse, level by level", out / INVERSE, lambda: inverse.write(out / INVERSE)),
-        ("which equation loses the digits", out / EQUATIONS, lambda: failed.extend(equations.write(out / EQUATIONS))),
+        (
+            "which equation loses the digits",
+            out / EQUATIONS,
+            lambda: failed.extend(equations.write(out / EQUATIONS, workers)),
+        ),
     )
-    for words, path, compute in parts:
-        if kept and path.exists():
-            continue
-        if until is not None and time.monotonic() >= until:
-            failed.append((words, "not started within the time given"))
-            continue
-        with console.status(words):
-            try:
-                compute()
-            except (lemmas.LemmasError, OSError) as error:
-                failed.append((words, str(error)))
+    wanted = [(words, compute) for words, path, compute in parts if not (kept and path.exists())]
+    if until is not None and time.monotonic() >= until:
+        return [(words, "not started within the time given") for words, _ in wanted]
+
+    def done(words: str, compute: Callable[[], object]) -> None:
+        try:
+            compute()
+        except (lemmas.LemmasError, OSError) as error:
+            failed.append((words, str(error)))
         console.print(f"done: {words}", markup=False)
+
+    # Threads: each part waits for processes of its own, or for the interpreter.
+    with console.status(", ".join(words for words, _ in wanted)), ThreadPoolExecutor(workers) as pool:
+        for task in [pool.submit(done, words, compute) for words, compute in wanted]:
+            task.result()
     if not failed:
         resume.write_whole(stamp, code)
     return failed

@@ -8,8 +8,12 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from reports.grid_gdn import INVERSE_SUBJECT, LAYER_SUBJECT
+from reports.grid_ragged import RAGGED
+from reports.item import ATTENTION, FLYWHEEL, INVERSE, LAYER
 from reports.numbers import plural, severity, worst
 from reports.rows import Element, Row, row_of
+from verify.subjects import gdn
 from verify.subjects.registry import BUILT_IN, PEERS, is_ours
 from verify.verdict import Verdict
 
@@ -29,8 +33,25 @@ FAMILIES = {
 }
 """Families in the order of a page, and what is in them."""
 
-OTHERS = frozenset(name for name in (*BUILT_IN, *PEERS) if not is_ours(name))
+OF_KEYS: dict[str, dict[str, str]] = {
+    LAYER: {
+        "ordinary": "random, near-duplicate and low-rank keys, mild decay, lengths of everyday use",
+        "adversarial": "every family of keys with every way to draw write strengths; decays in turn, exp(g) = 0 too",
+        "boundary": "packing off the 8-row grid, slots, initial states, NaN where nothing may be read, gates that "
+        "overflow",
+    },
+    INVERSE: {
+        "ordinary": "random keys",
+        "adversarial": "repeated, near-duplicate, alternating, periodic and low-rank keys",
+    },
+}
+"""The same of Gated DeltaNet."""
+
+OTHERS = frozenset(name for name in (*BUILT_IN, *PEERS, *gdn.PEERS) if not is_ours(name))
 """Kernels that are compared with, not answered for."""
+
+ORDER = (FLYWHEEL, RAGGED, LAYER_SUBJECT, INVERSE_SUBJECT)
+"""Our kernels in the order of a page; others follow as they come."""
 
 SEARCHES = ("corpus", "fuzz")
 """Families whose cases a search has found."""
@@ -106,6 +127,25 @@ class Kernel(Group):
     def other(self) -> bool:
         """Whether it is a peer, whose failures are findings and not failures of the report."""
         return self.name in OTHERS
+
+    @functools.cached_property
+    def operation(self) -> str:
+        """What it computes."""
+        return self.rows[0].operation if self.rows else ATTENTION
+
+    @property
+    def attends(self) -> bool:
+        """Whether it is attention, whose query blocks may be replayed."""
+        return self.operation.startswith(ATTENTION)
+
+    @property
+    def packed(self) -> bool:
+        """Whether its cases are packed batches."""
+        return self.attends and any("sequences" in row.shape for row in self.rows)
+
+    def family_words(self, name: str) -> str:
+        """What is in a family; empty for one that is not known."""
+        return OF_KEYS.get(self.operation, {}).get(name, FAMILIES.get(name, ""))
 
     @property
     def version(self) -> str:
@@ -281,7 +321,8 @@ def build_report(records: Iterable[Mapping[str, Any]], absences: Sequence[Absenc
         latest[key] = row
     finished = {_name(row) for row in latest.values() if not row.unfinished}
     rows = [row for row in latest.values() if not (row.unfinished and _name(row) in finished)]
-    subjects = list(dict.fromkeys(row.subject for row in rows))
+    # Workers finish in any order: a page must not depend on it.
+    subjects = sorted(dict.fromkeys(row.subject for row in rows), key=_place)
     kernels = tuple(
         Kernel(name, tuple(sorted((row for row in rows if row.subject == name), key=lambda row: row.order)))
         for name in subjects
@@ -295,6 +336,11 @@ def build_report(records: Iterable[Mapping[str, Any]], absences: Sequence[Absenc
         first_date=dates[0] if dates else "",
         last_date=dates[-1] if dates else "",
     )
+
+
+def _place(subject: str) -> int:
+    name = subject.partition("[")[0]
+    return ORDER.index(name) if name in ORDER else len(ORDER)
 
 
 def _identity(row: Row) -> tuple[Any, ...]:

@@ -17,7 +17,6 @@ from reports import numbers
 from reports.audit.summary import GROUPS, headlines
 from reports.figures import elements, errors
 from reports.figures import inverse as inverse_figures
-from reports.model import FAMILIES, Kernel
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from reports.figures.style import Drawing
     from reports.findings import Campaign, Finding
     from reports.lemmas import Lemma
-    from reports.model import Report
+    from reports.model import Kernel, Report
     from reports.rows import Element, Row
     from reports.speed import Speed
 
@@ -122,6 +121,7 @@ class KernelView:
     kernel: Kernel
     by_length: Sequence[Drawing]
     by_head_dim: Drawing | None
+    by_draw: Sequence[Drawing]
     by_position: Drawing | None
     by_family: Drawing | None
     heat: tuple[Row, Drawing] | None
@@ -184,7 +184,6 @@ def render(contents: Contents, *, records_link: str | None, sources: Sequence[st
             peers=[(f"peer-{n}", kernel) for n, kernel in enumerate(report.peers, start=1)],
             headline=headline,
             dates=numbers.show_dates(report.first_date, report.last_date),
-            families=FAMILIES,
             inverse_drawings=_inverse_drawings(contents.inverse),
             audit_headlines=headlines(contents.audit),
             audit_groups=GROUPS,
@@ -231,6 +230,7 @@ def _view(kernel: Kernel, n: int) -> KernelView:
         kernel=kernel,
         by_length=errors.error_by_length(kernel, f"{anchor}-length") if drawn else [],
         by_head_dim=errors.share_by_head_dim(kernel, f"{anchor}-dim") if drawn else None,
+        by_draw=errors.share_by_draw(kernel, f"{anchor}-draw") if drawn else [],
         by_position=errors.error_by_position(kernel, f"{anchor}-position") if drawn else None,
         by_family=errors.share_by_family(kernel, f"{anchor}-family") if drawn else None,
         heat=_heat(kernel, f"{anchor}-heat") if drawn else None,
@@ -244,8 +244,8 @@ def _view(kernel: Kernel, n: int) -> KernelView:
 
 
 def _heat(kernel: Kernel, prefix: str) -> tuple[Row, Drawing] | None:
-    """The worst case that kept a map of its elements."""
-    kept = [row for row in kernel.judged if row.heat is not None and row.heat[2].size > 1]
+    """The worst case of more than one row that kept a map of its elements."""
+    kept = [row for row in kernel.judged if row.heat is not None and len(row.heat[2]) > 1]
     worst = max(kept, key=lambda row: numbers.severity(row.share), default=None)
     drawing = None if worst is None else elements.heat_map(worst, prefix)
     return None if worst is None or drawing is None else (worst, drawing)

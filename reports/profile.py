@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from verify.measures import ComparisonError, Errors, compared_bound, errors, sha
 from verify.records import encode_number
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from verify.attention.contract import ContractBound
     from verify.attention.reference import Reference
@@ -31,6 +32,27 @@ of at most 2^-RANK, which is below the suite's false-alarm rate."""
 CELLS = 24
 LEAST_EDGE = 0.25
 DIGITS = 3
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compared:
+    """An array of a result beside what is due.
+
+    Attributes:
+        name: in records.
+        got: BF16 or FP32.
+        want: the exact result, of the same shape.
+        bound: what the error is held to.
+        where: what is judged.
+        lanes: whether the last axis is a row's lanes; a row is one element otherwise.
+    """
+
+    name: str
+    got: np.ndarray
+    want: np.ndarray
+    bound: np.ndarray
+    where: np.ndarray
+    lanes: bool = True
 
 
 def profile_of(
@@ -46,21 +68,25 @@ def profile_of(
         left_out: rows `[batch, heads, q_len]` that are not judged; None: none.
     """
     rows = bound.inside_domain if left_out is None else bound.inside_domain & ~left_out
+    compared = [Compared("out", out, reference.out, bound.out, np.broadcast_to(rows[..., None], reference.out.shape))]
+    if lse is not None:
+        compared.append(Compared("lse", lse, reference.lse, bound.lse, rows, lanes=False))
+    return profile(compared)
+
+
+def profile(arrays: Iterable[Compared]) -> dict[str, Any]:
+    """The profile of some arrays, with the heat map of the first."""
     found: dict[str, Any] = {}
-    every = np.broadcast_to(rows[..., None], reference.out.shape)
-    for name, got, want, limit, where in (
-        ("out", out, reference.out, bound.out, every),
-        ("lse", lse, reference.lse, bound.lse, rows),
-    ):
-        if got is None or not where.any():
+    for array in arrays:
+        if not array.where.any():
             continue
         try:
-            compared = errors(got, want, nan_matches=True, where=where)
+            compared = errors(array.got, array.want, nan_matches=True, where=array.where)
         except (ComparisonError, TypeError):
             continue
-        share = shares(compared, compared_bound(compared, np.where(where, limit, 0.0)))
-        found[name] = {"ulp": _histogram(compared), "nth_row": _nth_row(compared, share, lanes=name == "out")}
-        if name == "out":
+        share = shares(compared, compared_bound(compared, np.where(array.where, array.bound, 0.0)))
+        found[array.name] = {"ulp": _histogram(compared), "nth_row": _nth_row(compared, share, lanes=array.lanes)}
+        if "heat" not in found:
             found["heat"] = _heat(compared, share)
     return found
 
@@ -94,12 +120,12 @@ def _heat(found: Errors, share: np.ndarray) -> dict[str, Any]:
     whole = np.full(math.prod(found.shape), -1.0)
     whole[slice(None) if found.where is None else found.where] = share
     index = np.unravel_index(int(share.argmax()) if found.where is None else found.where[share.argmax()], found.shape)
-    head = whole.reshape(found.shape)[index[0], index[1]]
+    head = whole.reshape(found.shape)[tuple(index[:-2])]
     row_edges, column_edges = (_edges(size) for size in head.shape)
     cells = np.maximum.reduceat(np.maximum.reduceat(head, row_edges[:-1], axis=0), column_edges[:-1], axis=1)
+    outer = dict(zip(("head", "batch"), (int(i) for i in reversed(index[:-2])), strict=False))
     return {
-        "batch": int(index[0]),
-        "head": int(index[1]),
+        **outer,
         "rows": row_edges,
         "columns": column_edges,
         "cells": [[None if x == -1.0 else encode_number(_short(x)) for x in row] for row in cells.tolist()],

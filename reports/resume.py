@@ -14,7 +14,7 @@ from verify import records
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from reports.grid import Item
+    from reports.item import Item
 
 ROOT = Path(verify.__file__).parent.parent
 PACKAGES = ("jax", "jaxlib", "numpy")

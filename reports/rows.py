@@ -11,7 +11,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
-from reports.numbers import severity, worst
+from reports.item import ATTENTION, INVERSE, LAYER
+from reports.numbers import plural, severity, worst
 from reports.profile import read_heat
 from verify.records import decode_number
 from verify.verdict import AXES, Verdict
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-ATTENTION = "attention"
 JUDGED = (Verdict.PASS, Verdict.FAIL, Verdict.NO_POWER)
 
 
@@ -138,6 +138,7 @@ class Row:
     operation: str = ATTENTION
     version: str = ""
     heat: tuple[list[int], list[int], np.ndarray] | None = None
+    drawn: Mapping[str, str] = dataclasses.field(default_factory=dict)
     input: str = ""
     expected: str = ""
     contract: str = ""
@@ -172,11 +173,35 @@ class Row:
         return severity(worst([part.bias.lean for part in self.parts if part.bias is not None and part.bias.alarm]))
 
     @property
+    def length(self) -> int:
+        """Keys of the longest row, or tokens of the longest sequence; 0 if the record does not say."""
+        length = self.shape.get("longest", self.shape.get("kv_len"))
+        return length if isinstance(length, int) and length > 0 else 0
+
+    @property
+    def series(self) -> tuple[str, int | str] | None:
+        """What tells lines of a figure apart, and its value: head_dim, or the family of keys; None if neither."""
+        head_dim = self.shape.get("head_dim")
+        if isinstance(head_dim, int):
+            return "head_dim", head_dim
+        return ("keys", self.drawn["keys"]) if self.drawn.get("keys") else None
+
+    @property
     def shape_words(self) -> str:
-        """Batch, query and KV heads, queries, keys, head_dim and mask."""
+        """Batch, query and KV heads, queries, keys, head_dim and mask; of Gated DeltaNet tokens and heads."""
+        if self.operation == LAYER:
+            tokens, sequences, heads = (self.shape.get(name) for name in ("tokens", "sequences", "heads"))
+            counts = [plural(n, noun) if isinstance(n, int) else f"? {noun}s" for n, noun in
+                      ((tokens, "token"), (sequences, "sequence"))]  # fmt: skip
+            of_heads = f"{heads[1]}/{heads[0]}" if isinstance(heads, (list, tuple)) and len(heads) > 1 else "?"
+            return f"{', '.join(counts)}, heads {of_heads}"
+        if self.operation == INVERSE:
+            return f"{self.shape.get('chunk', '?')} × {self.shape.get('chunk', '?')}"  # noqa: RUF001
         s = {name: self.shape.get(name, "?") for name in ("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim")}
         mask = {True: "causal", False: "full"}.get(self.shape.get("causal", ""), "mask unknown")
-        return f"{s['batch']} × {s['heads']}/{s['kv_heads']} × {s['q_len']} × {s['kv_len']} × {s['head_dim']}, {mask}"  # noqa: RUF001
+        words = f"{s['batch']} × {s['heads']}/{s['kv_heads']} × {s['q_len']} × {s['kv_len']} × {s['head_dim']}, {mask}"  # noqa: RUF001
+        packed = self.shape.get("sequences")
+        return f"{words}, {plural(packed, 'sequence')}" if isinstance(packed, int) else words
 
     @property
     def order(self) -> tuple[Any, ...]:
@@ -221,6 +246,7 @@ def row_of(record: Mapping[str, Any]) -> Row:
         operation=str(record.get("operation") or ATTENTION),
         version=str(record.get("subject_version") or ""),
         heat=read_heat(profile.get("heat")),
+        drawn={str(key): str(value) for key, value in (record.get("drawn") or {}).items()},
         input=str(record.get("input") or ""),
         expected=str(record.get("expected") or ""),
         contract=": ".join(str(contract[key]) for key in ("inside", "words") if contract.get(key)),

@@ -221,6 +221,9 @@ AXES = {
     ("dk", 4): ("batch", "KV head", "key", "lane"),
     ("dv", 4): ("batch", "KV head", "key", "lane"),
     ("dsinks", 1): ("head",),
+    ("out", 3): ("token", "head", "lane"),
+    ("state", 4): ("slot", "head", "key lane", "value lane"),
+    ("inverse", 2): ("row", "column"),
 }
 MOST_RANGES = 4
 

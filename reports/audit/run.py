@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.resume import code_digest, write_whole
+from verify.faults import FAULTS
 from verify.records import append_line, encode_number
 
 if TYPE_CHECKING:
@@ -41,20 +42,16 @@ class Task:
 
 
 def digest() -> str:
-    """Digest of what decides the audit: the judge, the kernels, the audit and its list of faults."""
-    from reports.audit.planted import LIST  # noqa: PLC0415  imports JAX, which the planning process does not need
-
+    """Digest of what decides the audit: the kernels, the judge with its list of faults, and the audit."""
     h = hashlib.sha256(code_digest().encode())
-    for path in [*(HERE / f"{name}.py" for name in DECIDING), LIST]:
+    for path in (HERE / f"{name}.py" for name in DECIDING):
         h.update(path.name.encode() + b"\0" + path.read_bytes())
     return h.hexdigest()
 
 
 def tasks() -> list[Task]:
     """Every kernel, the costliest first."""
-    from reports.audit import planted  # noqa: PLC0415
-
-    left = [Task("attention", "planted", fault.name) for fault in planted.faults()]
+    left = [Task("attention", "planted", fault.name) for fault in FAULTS]
     return left + [Task(kernel.operation, kernel.group, kernel.name) for kernel in _plain().values()]
 
 
@@ -86,7 +83,7 @@ def judge(task: Task) -> dict[str, Any]:
 
     if task.group != "planted":
         return _judged(_plain()[task.operation, task.group, task.name], inputs(task.operation))
-    fault = next(fault for fault in planted.faults() if fault.name == task.name)
+    fault = next(fault for fault in FAULTS if fault.name == task.name)
     chosen = [asked for asked in inputs(task.operation) if asked.name not in PLANTED_INPUTS_LEFT_OUT]
     usual = [planted.usual_answers(asked, _USUAL) for asked in chosen]
     with planted.kernel_with(fault) as package:

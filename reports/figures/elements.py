@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from reports.figures.style import BAD, LIMIT, MARKERS, PANEL, SERIES, STYLE, Drawing, drawn
+from reports.figures.style import BAD, LIMIT, MARKERS, PANEL, SERIES, STYLE, Drawing, drawn, rectangles
 from reports.numbers import plural, show_share
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from matplotlib.axes import Axes
-
     from reports.model import Kernel
     from reports.rows import Row
 
+type Box = tuple[float, float, float, float]
+
 FAINTEST = 0.04
+LABEL_WIDTH = 0.11
+"""Of a label such as 2^16, as a share of the axis."""
+
 LEAST = 1e-4
 """What is smaller is written with an exponent, or stands at the edge of a logarithmic axis."""
 
@@ -35,13 +38,13 @@ def heat_map(row: Row, prefix: str) -> Drawing | None:
     with mpl.rc_context({**STYLE, "axes.grid": False, "axes.spines.left": False, "axes.spines.bottom": False}):
         figure = Figure(figsize=PANEL, layout="constrained")
         axes = figure.add_subplot()
-        for r in range(len(rows) - 1):
-            for c in range(len(columns) - 1):
-                _cell(axes, (rows[r], rows[r + 1]), (columns[c], columns[c + 1]), float(cells[r, c]))
+        for (color, strength), boxes in _cells(rows, columns, cells).items():
+            rectangles(axes, boxes, color, strength)
         axes.set_xlim(columns[0], columns[-1])
         axes.set_ylim(rows[-1], rows[0])
-        axes.set_xlabel("lane of the output")
-        axes.set_ylabel("row (query)")
+        matrix = row.part("inverse") is not None
+        axes.set_xlabel("column" if matrix else "lane of the output")
+        axes.set_ylabel("row" if matrix else "row (token)" if row.drawn else "row (query)")
         axes.tick_params(length=2)
         axes.set_title("share of the bound, faint 0 to full 1", fontsize=10.5, loc="left")
         largest = show_share(row.share)
@@ -49,14 +52,18 @@ def heat_map(row: Row, prefix: str) -> Drawing | None:
         return drawn(figure, prefix, alt)
 
 
-def _cell(axes: Axes, rows: tuple[int, int], columns: tuple[int, int], share: float) -> None:
-    if share < 0.0:
-        return
-    within = share <= 1.0
-    strength = min(max(share, FAINTEST), 1.0) if within else 1.0
-    corner, width, height = (columns[0], rows[0]), columns[1] - columns[0], rows[1] - rows[0]
-    color = SERIES[0] if within else BAD
-    axes.add_patch(Rectangle(corner, width, height, facecolor=color, alpha=round(strength, 2), linewidth=0))
+def _cells(rows: list[int], columns: list[int], cells: np.ndarray) -> dict[tuple[str, float], list[Box]]:
+    """The boxes of each colour and strength; what was not judged has none."""
+    found: dict[tuple[str, float], list[Box]] = {}
+    for r, (top, bottom) in enumerate(itertools.pairwise(rows)):
+        for c, (left, right) in enumerate(itertools.pairwise(columns)):
+            share = float(cells[r, c])
+            if share < 0.0:
+                continue
+            within = share <= 1.0
+            strength = round(max(share, FAINTEST), 2) if within else 1.0
+            found.setdefault((SERIES[0] if within else BAD, strength), []).append((left, top, right, bottom))
+    return found
 
 
 def ulp_distribution(kernel: Kernel, prefix: str) -> Drawing | None:
@@ -81,8 +88,9 @@ def ulp_distribution(kernel: Kernel, prefix: str) -> Drawing | None:
         colors = [SERIES[0] if edge <= 0.5 else SERIES[1] for edge in edges]
         axes.bar(places, heights, width=0.86, color=colors, linewidth=0)
         ticks, labels = list(places[:1]), [_edge(edges[0])]
+        gap = max(2.4, LABEL_WIDTH * (places[-1] - places[0]))
         for place, edge in zip(places, edges, strict=True):
-            if place - ticks[-1] >= 2.4 or edge in (0.5, 1.0):
+            if place - ticks[-1] >= gap or (edge in (0.5, 1.0) and gap == 2.4):
                 ticks.append(place)
                 labels.append(_edge(edge))
         if odd:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -25,13 +25,14 @@ from reports.figures.style import (
     drawn,
     logarithmic,
     note,
+    rectangles,
     short,
 )
 from reports.model import FAR_ULP
 from reports.numbers import plural, severity, show, show_share
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from matplotlib.axes import Axes
 
@@ -45,8 +46,11 @@ LARGEST_LINEAR_SHARE = 1.5
 
 
 def error_by_length(kernel: Kernel, prefix: str) -> list[Drawing]:
-    """Share of the bound, absolute and ulp error of `out` against kv_len, a series per head_dim; ordinary data only."""
-    rows = [row for row in kernel.judged if row.family == "ordinary" and row.part("out") and _length(row)]
+    """Share of the bound, absolute and ulp error of `out` against length, ordinary data only.
+
+    A series per head_dim, or per family of keys (`Row.series`).
+    """
+    rows = [row for row in kernel.judged if row.family == "ordinary" and row.part("out") and row.length and row.series]
     if not rows:
         return []
     panels = (
@@ -65,20 +69,22 @@ def _by_length(
         axes = figure.add_subplot()
         measured = [(row, x) for row in rows if (part := row.part("out")) and (x := getattr(part, measure)) is not None]
         top = set_axis(axes, [x for _, x in measured if math.isfinite(x)])
-        dims = sorted({row.shape["head_dim"] for row, _ in measured})
+        kinds = _kinds([row for row, _ in measured])
         joined = _joined(measured)
-        for n, dim in enumerate(dims):
-            points = [(row, x) for row, x in measured if row.shape["head_dim"] == dim]
-            _series(axes, points, n, f"{'head_dim ' * (n == 0)}{dim}", top, joined)
+        for n, (noun, value) in enumerate(kinds):
+            points = [(row, x) for row, x in measured if row.series == (noun, value)]
+            name = f"{value}" if n or noun != "head_dim" else f"{noun} {value}"
+            _series(axes, points, n, short(name), top, joined)
         axes.set_xscale("log", base=2)
         _length_ticks(axes, sorted(joined))
-        axes.set_xlabel("keys per row (kv_len)")
+        of_keys = any(noun == "head_dim" for noun, _ in kinds)
+        axes.set_xlabel("keys per row (of the longest sequence)" if of_keys else "tokens of the sequence")
         axes.set_title(label, fontsize=10.5, loc="left", pad=22)
         if measured:
             axes.legend(
                 loc="lower left",
                 bbox_to_anchor=(-0.03, 0.985),
-                ncols=min(len(dims), 4),
+                ncols=min(len(kinds), 4),
                 handletextpad=0.3,
                 columnspacing=1.0,
                 borderpad=0.2,
@@ -86,9 +92,9 @@ def _by_length(
                 fontsize=9.5,
             )
         worst_row, worst = max(measured, key=lambda pair: severity(pair[1]), default=(None, None))
-        alt = f"{label} against kv_len, {plural(len(measured), 'case')}"
+        alt = f"{label} against length, {plural(len(measured), 'case')}"
         if worst_row is not None:
-            place = f"kv_len {_length(worst_row)}, head_dim {worst_row.shape['head_dim']}"
+            place = f"length {worst_row.length}, {' '.join(map(str, worst_row.series or ()))}"
             alt += f"; the largest is {show_share(worst)} at {place}"
         return drawn(figure, prefix, alt)
 
@@ -96,8 +102,8 @@ def _by_length(
 def _series(axes: Axes, points: Sequence[tuple[Row, float]], n: int, label: str, top: float, joined: set[int]) -> None:
     """One head_dim: every case a mark, the worst of each length a line; what is not finite sits at the upper edge."""
     color, marker = SERIES[n % len(SERIES)], MARKERS[n % len(MARKERS)]
-    finite = [(_length(row), x) for row, x in points if math.isfinite(x)]
-    beyond = sorted({_length(row) for row, x in points if not math.isfinite(x)})
+    finite = [(row.length, x) for row, x in points if math.isfinite(x)]
+    beyond = sorted({row.length for row, x in points if not math.isfinite(x)})
     lengths = sorted({x for x, _ in finite} & joined)
     worst = [max(y for x, y in finite if x == length) for length in lengths]
     axes.plot(lengths, worst, color=color, linewidth=1.4, marker=marker, markersize=4.5, label=label, clip_on=False)
@@ -136,16 +142,17 @@ def _ulp_axis(axes: Axes, values: Sequence[float]) -> float:
     return top
 
 
-def _length(row: Row) -> int:
-    length = row.shape.get("kv_len")
-    return length if isinstance(length, int) and length > 0 and isinstance(row.shape.get("head_dim"), int) else 0
+def _kinds(rows: Iterable[Row]) -> list[tuple[str, int | str]]:
+    """The series of some rows, in one order whatever the rows': widths by size, families by name."""
+    found = {row.series for row in rows if row.series is not None}
+    return sorted(found, key=lambda kind: (kind[0], kind[1] if isinstance(kind[1], int) else 0, str(kind[1])))
 
 
 def _joined(measured: Sequence[tuple[Row, float]]) -> set[int]:
-    """Lengths at which every head_dim was measured, which lines may join; all lengths if there is none."""
-    found: dict[int, set[int]] = {}
+    """Lengths at which every series was measured, which lines may join; all lengths if there is none."""
+    found: dict[Any, set[int]] = {}
     for row, _ in measured:
-        found.setdefault(row.shape["head_dim"], set()).add(_length(row))
+        found.setdefault(row.series, set()).add(row.length)
     common = set.intersection(*found.values()) if found else set[int]()
     return common or {length for lengths in found.values() for length in lengths}
 
@@ -209,16 +216,10 @@ def _histogram(axes: Axes, group: Group, base: int, top: float, *, log: bool) ->
         counts[next((n for n in range(BINS) if x <= edges[n + 1]), BINS - 1)] += 1
     tallest = max(counts, default=0) or 1
     heights = [0.72 * math.sqrt(count / tallest) for count in counts]
-    axes.bar(
-        edges[:-1],
-        heights,
-        [b - a for a, b in itertools.pairwise(edges)],
-        bottom=base,
-        align="edge",
-        color=SERIES[0],
-        alpha=0.75,
-        linewidth=0,
-    )
+    bars = [
+        (a, base, b, base + height) for (a, b), height in zip(itertools.pairwise(edges), heights, strict=True) if height
+    ]
+    rectangles(axes, bars, SERIES[0], 0.75)
     axes.axhline(base, color=GRID, linewidth=0.8)
     worst = max(shares, key=severity)
     if math.isfinite(worst):
@@ -234,7 +235,8 @@ MOST_LINES = 4
 
 def share_by_head_dim(kernel: Kernel, prefix: str) -> Drawing | None:
     """The share of the bound of every case of ordinary data, side by side per head_dim."""
-    rows = [row for row in kernel.judged if row.family == "ordinary" and row.share is not None and _length(row)]
+    rows = [row for row in kernel.judged if row.family == "ordinary" and row.share is not None]
+    rows = [row for row in rows if row.length and isinstance(row.shape.get("head_dim"), int)]
     dims = sorted({row.shape["head_dim"] for row in rows})
     if len(dims) < LEAST_TOKENS:
         return None
@@ -264,6 +266,50 @@ def _strip(axes: Axes, place: int, shares: Sequence[float], top: float) -> None:
         axes.plot([place - 0.32, place + 0.32], [middle, middle], color=INK, linewidth=1.4)
     if len(finite) < len(shares):
         axes.plot([place], [top], color=BAD, linestyle="none", marker="X", markersize=8, clip_on=False)
+
+
+def share_by_draw(kernel: Kernel, prefix: str) -> list[Drawing]:
+    """The share of the bound of every case by family of keys, by write strength and by decay, a panel each."""
+    rows = [row for row in kernel.judged if row.drawn and row.share is not None]
+    words = {"keys": "by family of keys", "beta": "by write strength", "decay": "by decay"}
+    found = []
+    for axis, title in words.items():
+        values = list(dict.fromkeys(row.drawn[axis] for row in rows if row.drawn.get(axis)))
+        if len(values) >= LEAST_TOKENS:
+            found.append(_by_draw(rows, axis, values, title, f"{prefix}-{axis}"))
+    return found
+
+
+def _by_draw(rows: Sequence[Row], axis: str, values: Sequence[str], title: str, prefix: str) -> Drawing:
+    with mpl.rc_context({**STYLE, "axes.spines.left": False}):
+        figure = Figure(figsize=(PANEL[0], 1.0 + 0.3 * len(values)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.grid(visible=False, axis="y")
+        finite = [row.share for row in rows if row.share is not None and math.isfinite(row.share)]
+        top = max(1.0, max(finite, default=1.0))
+        if top > LARGEST_LINEAR_SHARE:
+            axes.set_xscale("symlog", linthresh=1.0)
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: show(x, 1)))
+        axes.axvline(1.0, color=LIMIT, linewidth=1.6, linestyle=(0, (5, 2)))
+        for place, value in enumerate(reversed(values)):
+            shares = [row.share for row in rows if row.drawn.get(axis) == value and row.share is not None]
+            here = sorted(x for x in shares if math.isfinite(x))
+            y = [place] * len(here)
+            axes.plot(here, y, color=SERIES[0], alpha=0.5, linestyle="none", marker="o", markersize=3.6, clip_on=False)
+            if here:
+                middle = here[len(here) // 2]
+                axes.plot([middle], [place], color=INK, marker="|", markersize=11, linestyle="none")
+            if len(here) < len(shares):
+                axes.plot([top * 1.02], [place], color=BAD, linestyle="none", marker="X", markersize=8, clip_on=False)
+        axes.set_xlim(0.0, top * 1.04)
+        axes.set_ylim(-0.6, len(values) - 0.4)
+        axes.set_yticks(range(len(values)), [short(value) for value in reversed(values)])
+        axes.tick_params(axis="y", length=0)
+        axes.set_xlabel("share of the certified bound")
+        axes.set_title(title, fontsize=10.5, loc="left")
+        worst = max(rows, key=lambda row: severity(row.share))
+        alt = f"Share of the bound {title}; the largest is {show_share(worst.share)} at {worst.drawn.get(axis)}"
+        return drawn(figure, prefix, alt)
 
 
 def error_by_position(kernel: Kernel, prefix: str) -> Drawing | None:

@@ -146,8 +146,8 @@ def _check_shapes(bound: Bound, reference: GdnReference) -> None:
             raise ValueError(message)
 
 
-def _where(problem: Problem, name: str, reference: GdnReference, bound: Bound) -> np.ndarray:
-    """What is judged by value."""
+def judged_entries(problem: Problem, name: str, reference: GdnReference, bound: Bound) -> np.ndarray:
+    """Which entries of `out` or `state` are judged by value."""
     want = getattr(reference, name)
     where = np.isfinite(want)
     if name == "out":
@@ -161,7 +161,7 @@ def _where(problem: Problem, name: str, reference: GdnReference, bound: Bound) -
 def _decided(problem: Problem, name: str, got: np.ndarray, reference: GdnReference, bound: Bound) -> _Part | None:
     """Compare one array; None if there is nothing in it to judge."""
     want, error = getattr(reference, name), getattr(reference, f"{name}_error")
-    where = _where(problem, name, reference, bound)
+    where = judged_entries(problem, name, reference, bound)
     limit = np.where(where, getattr(bound, name), 0.0)
     if got.shape == want.shape and not where.any():
         return None

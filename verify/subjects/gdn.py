@@ -95,6 +95,7 @@ class JudgedGdn:
         result: what came back; None if nothing did.
         judgement: the verdict.
         reference: the exact result; None if nothing was compared.
+        bound: what it was held to; None likewise.
     """
 
     subject: GdnSubject
@@ -102,6 +103,7 @@ class JudgedGdn:
     result: GdnResult | None
     judgement: Judgement
     reference: GdnReference | None = None
+    bound: GdnBound | None = None
 
 
 BUILT_IN = {
@@ -161,12 +163,12 @@ def judge_gdn_subject(subject: GdnSubject, problem: GdnProblem, *, power: bool =
         # After an exception the interpreter's state would make later calls hang.
         pltpu.reset_tpu_interpret_mode_state()
         return JudgedGdn(subject, problem, None, Judgement(Verdict.FAIL, f"the kernel raised {_in_words(error)}"))
-    reference = oracle_float64.gdn_chunked(problem)
+    reference, bound = oracle_float64.gdn_chunked(problem), subject.bound(problem, model)
     try:
-        judgement = judge(problem, result, subject.bound(problem, model), reference=reference, power=power)
+        judgement = judge(problem, result, bound, reference=reference, power=power)
     except TypeError as error:
         judgement = Judgement(Verdict.FAIL, str(error))
-    return JudgedGdn(subject, problem, result, judgement, reference)
+    return JudgedGdn(subject, problem, result, judgement, reference, bound)
 
 
 def _in_words(error: Exception) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from verify.records import FORMAT, encode_number
 
 if TYPE_CHECKING:
-    from reports.grid import Item
+    from reports.item import Item
 
 ENVIRONMENT = {
     "backend": "cpu",
@@ -34,10 +34,16 @@ def worst(value: float, *, got: float = 1.0078125, want: float = 1.0, rank: int 
 
 
 def measures(
-    share: float, *, array: str = "out", ulp: float = 1.0, count: int = 128, **element: float
+    share: float,
+    *,
+    array: str = "out",
+    ulp: float = 1.0,
+    count: int = 128,
+    rank: int | None = None,
+    **element: float,
 ) -> dict[str, Any]:
     """Measures of one array."""
-    rank = 4 if array == "out" else 3
+    rank = rank or (4 if array == "out" else 3)
     return {
         "format": "BF16" if array == "out" else "FP32",
         "count": count,
@@ -89,6 +95,42 @@ def record(case: str = "plain", share: float = 0.5, **fields: Any) -> dict[str, 
         "case_spec": {"format": "flywheel-attention-case/1", "name": case},
     }  # fmt: skip
     return body | fields
+
+
+def layer_record(case: str = "length-64", share: float = 0.5, *, length: int = 64, **drawn: str) -> dict[str, Any]:
+    """A record of a Gated DeltaNet layer; `drawn` replaces families."""
+    return record(
+        case,
+        subject="flywheel.gdn.fused_conv1d_gdn[bf16]",
+        operation="gated_delta_net",
+        shape={"tokens": length, "sequences": 1, "longest": length, "heads": [1, 2, 128, 128], "slots": 1},
+        drawn={"keys": "random", "beta": "up to 1", "decay": "mild"} | drawn,
+        measures={"out": measures(share, rank=3), "state": measures(share / 2, array="state", rank=4)},
+        profile=profile(share),
+        replays=None,
+        query_blocks=None,
+        replay_map=None,
+        case_spec={"format": "flywheel-layer-case/1", "name": case, "lengths": [length], "keys": "low-rank"},
+    )
+
+
+def inverse_record(case: str = "random keys", share: float = 0.5, **drawn: str) -> dict[str, Any]:
+    """A record of a chunk's inverse."""
+    return layer_record(case, share, **drawn) | {
+        "subject": "flywheel.gdn.triangular_inverse[bf16]",
+        "operation": "triangular_inverse",
+        "shape": {"chunk": 64},
+        "measures": {"inverse": measures(share, array="inverse", rank=2)},
+        "case_spec": {"format": "flywheel-inverse-case/1", "name": case, "family": "random"},
+    }
+
+
+def packed_record(case: str = "packed", share: float = 0.5, *, length: int = 64) -> dict[str, Any]:
+    """A record of packed attention."""
+    shape = record()["shape"] | {"sequences": 8, "longest": length, "kv_len": 8 * length, "q_len": 8 * length}
+    return record(
+        case, share, subject="flywheel.ragged_attention", shape=shape, features={"segments": {"q": 8, "k": 8}}
+    )
 
 
 def quick_judge(item: Item) -> dict[str, Any]:

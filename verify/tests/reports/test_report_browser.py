@@ -11,7 +11,7 @@ from urllib.parse import urlparse
 from urllib.request import url2pathname
 
 import pytest
-from report_records import measures, profile, record
+from report_records import inverse_record, layer_record, measures, packed_record, profile, record
 from test_report_page import MARKUP, hostile
 from test_report_publish import day, report
 
@@ -77,7 +77,25 @@ def nothing_but_nan() -> list[dict]:
     return [record(f"nan-{n}", verdict="fail", measures={"out": part, "lse": part}) for n in range(5)]
 
 
-KINDS = {"ordinary": ordinary, "peers": peers, "hostile": hostile, "nan": nothing_but_nan, "many": many, "empty": list}
+def operations() -> list[dict]:
+    """Packed attention, layers and inverses, with names that hold markup and shares that are no numbers."""
+    rows = [packed_record(f"packed-{length}", length=length) for length in (1, 64, 300)]
+    for n, keys in enumerate(("random", "near-duplicate", MARKUP)):
+        rows += [layer_record(f"length-{length}-{keys}", 0.1 + 0.2 * n, length=length, keys=keys) for length in (1, 64)]
+        rows.append(inverse_record(f"{keys} keys", 0.3, keys=keys, decay="0.9375" if n else "1"))
+    rows.append(layer_record("odd", math.nan, keys="random") | {"verdict": "fail", "reason": "NaN"})
+    return rows
+
+
+KINDS = {
+    "ordinary": ordinary,
+    "operations": operations,
+    "peers": peers,
+    "hostile": hostile,
+    "nan": nothing_but_nan,
+    "many": many,
+    "empty": list,
+}
 
 
 @pytest.fixture(scope="module")

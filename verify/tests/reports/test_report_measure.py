@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 from report_records import deadly_judge, quick_judge, record
 
-from reports import cli, grid, measure, resume
+from fuzz.gdn.inverse_case import FAMILIES, InverseCase
+from reports import cli, grid, grid_gdn, grid_ragged, judges, measure, resume
 from reports.cli import main
-from reports.grid import Item
+from reports.item import ATTENTION, LAYER, Item
 from verify import records
-from verify.attention.cases import AttentionCase, save_case
+from verify.attention.cases import AttentionCase, CaseError, save_case
+from verify.gdn import steps
+from verify.gdn.cases import DECAYS, KEYS
+from verify.gdn.judge import GdnResult
+from verify.gdn.problem import GdnProblem, final_conv_state
+from verify.subjects import gdn_ours
+from verify.subjects.gdn import GdnSubject
 from verify.subjects.registry import FLYWHEEL
 
 
@@ -135,13 +142,103 @@ def test_further_kernels_get_a_part_of_the_grid() -> None:
 def test_the_standard_grid_covers_what_it_says() -> None:
     """Every length and head_dim, both masks, GQA, and a sample in the interpreter that finds races."""
     plan = grid.plan("standard")
-    shapes = {item.case.shape for item in plan if item.case is not None}
+    dense = [item.case for item in plan if item.operation == ATTENTION and item.case is not None]
+    shapes = {case.shape for case in dense}
     assert {(n, d) for n in grid.LENGTHS for d in grid.HEAD_DIMS} <= {(shape[4], shape[5]) for shape in shapes}
     assert set(grid.GQA_SHAPES) <= {shape[1:3] for shape in shapes}
-    assert {item.case.causal for item in plan if item.case is not None} == {True, False}
+    assert {case.causal for case in dense} == {True, False}
     assert sorted(item.name for item in plan if item.interpret == "tpu") == sorted(grid.RACE_SAMPLE)
     with pytest.raises(ValueError, match="grid must be one of quick, standard, got 'huge'"):
         grid.plan("huge")
+
+
+@pytest.mark.smoke
+def test_the_standard_grid_has_the_other_kernels() -> None:
+    """Packed attention, layers and inverses: lengths around a chunk, every family, both precisions, slots, padding."""
+    plan = grid.plan("standard")
+    named = {subject: [item.case for item in plan if item.subject == subject] for subject in {i.subject for i in plan}}
+    assert {grid_ragged.RAGGED, grid_ragged.INVARIANT} <= set(named)
+    for precision in grid_gdn.PRECISIONS:
+        layers = named[f"{grid_gdn.LAYER_SUBJECT}[{precision}]"]
+        assert {1, 63, 64, 65, 128, 129} <= {case.lengths[0] for case in layers}
+        assert {case.keys for case in layers} == set(KEYS)
+        assert {case.decay for case in layers} == set(DECAYS)
+        assert {case.beta for case in layers} == set(grid_gdn.BETAS)
+        assert any(not all(case.initial) for case in layers)
+        assert any(case.reads != case.writes for case in layers)
+        assert any(case.poison for case in layers)
+        matrices = named[f"{grid_gdn.INVERSE_SUBJECT}[{precision}]"]
+        assert {case.family for case in matrices} == set(FAMILIES)
+        above = {float.fromhex(case.beta_max) > 1.0 for case in matrices}
+        assert above == ({False, True} if precision == "bf16x3" else {False})
+    for subject in (grid_ragged.RAGGED, grid_ragged.INVARIANT):
+        batches = named[subject]
+        assert {case.config for case in batches} == {(grid_ragged.BLOCK, 0, 0)}
+        assert len({case.shape for case in batches}) <= len(grid_ragged.HEAD_DIMS)
+        assert any(case.cu_seqlens_q != case.cu_seqlens_k for case in batches)
+
+
+def test_calls_of_one_group_share_a_compiled_kernel() -> None:
+    """Tokens, sequences and slots of every layer fit the shape to which all are filled up."""
+    for item in grid.plan("standard"):
+        if item.operation == LAYER:
+            case = item.case
+            assert sum(case.lengths) + case.padding <= grid_gdn.FILLED["tokens"]
+            assert max(len(case.lengths), case.slots) <= grid_gdn.FILLED["slots"]
+            assert case.heads == grid_gdn.HEADS
+
+
+@pytest.mark.parametrize("precision", grid_gdn.PRECISIONS)
+def test_an_inverse_is_judged_end_to_end(precision: str, tmp_path: Path) -> None:
+    """Our inverse on a matrix of the grid: a record with its profile, and a page with its figures."""
+    subject = f"{grid_gdn.INVERSE_SUBJECT}[{precision}]"
+    work = [item for item in grid.plan("standard") if item.subject == subject and "0.5-decay-1" in item.name]
+    found = [measure.judge(item) for item in work]
+    assert {body["verdict"] for body in found} == {"pass"}
+    assert {body["operation"] for body in found} == {"triangular_inverse"}
+    assert all(body["profile"]["heat"]["rows"][-1] == 64 for body in found)
+    for body in found:
+        records.append(tmp_path / "records.jsonl", body)
+    assert main(["build", "--from", str(tmp_path / "records.jsonl"), "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "index.html").read_text("utf-8")
+    assert "Share of the bound by family of keys" in page
+    assert "the whole matrix" in page
+    assert "query blocks replayed" not in page
+
+
+def test_a_layer_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A layer's record has the judge's verdict, and a profile of what the judge compares: out by head, and states."""
+    item = next(item for item in grid.plan("standard") if item.name == "nan-in-padding-and-unread-slots")
+    exact = GdnSubject(item.subject, emulated, steps=gdn_ours.steps("bf16"))
+    monkeypatch.setattr(judges, "load", lambda _: exact)
+    body = measure.judge(item)
+    assert body["verdict"] == "pass", body["reason"]
+    assert body["shape"]["longest"] == 70
+    assert body["drawn"] == {"keys": "near-duplicate", "beta": "up to 1", "decay": "mild"}
+    compared = {name: sum(count for _, count in body["profile"][name]["ulp"]) for name in ("out", "state")}
+    assert compared == {name: body["measures"][name]["count"] for name in ("out", "state")}
+    assert body["profile"]["heat"]["head"] in (0, 1)
+    json.dumps(body, allow_nan=False)
+
+
+def emulated(problem: GdnProblem) -> GdnResult:
+    """The kernel as numpy computes it."""
+    found = steps.run(problem, gdn_ours.steps("bf16"))
+    return GdnResult(found.out, found.state, final_conv_state(problem))
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("operation", ["gated_delta_net", "attention"])
+def test_the_other_kernels_are_judged_end_to_end(operation: str) -> None:
+    """Our layer and our packed attention on cases of the grid that stress their edges."""
+    names = {
+        "gated_delta_net": ("slots-read-apart-from-written", "nan-in-padding-and-unread-slots"),
+        "attention": ("packed-other-lengths-of-keys", "packed-nan-in-a-neighbour"),
+    }
+    for item in grid.plan("standard"):
+        if item.operation == operation and item.name in names[operation]:
+            body = measure.judge(item)
+            assert body["verdict"] == "pass", body["reason"]
 
 
 def test_the_kernel_is_judged_end_to_end(tmp_path: Path) -> None:
@@ -177,6 +274,36 @@ def test_one_case_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["case", str(tmp_path / "case.json")]) == 0
     assert main(["case", "no-such-case"]) == 2
     assert "no case is called 'no-such-case'" in capsys.readouterr().out
+
+
+def test_cases_of_every_operation_are_found(tmp_path: Path) -> None:
+    """A name finds its own kernel, another one of the same kind if asked, and a case file tells what it is of."""
+    layer = grid.find("six-packed-sequences")
+    assert (layer.subject, layer.operation) == (f"{grid_gdn.LAYER_SUBJECT}[bf16]", LAYER)
+    assert grid.find("six-packed-sequences", subject=f"{grid_gdn.LAYER_SUBJECT}[bf16x3]").subject.endswith("[bf16x3]")
+    assert grid.find("packed-mixed-lengths").subject == grid_ragged.RAGGED
+    for name in ("random-keys-beta-constant-1-decay-1", "packed-mixed-lengths", "length-7-random-keys"):
+        item = grid.find(name)
+        assert item.case is not None
+        (tmp_path / "case.json").write_text(json.dumps(item.case.to_json()), "utf-8")
+        found = grid.of_file(tmp_path / "case.json")
+        assert (found.subject, found.operation, found.case) == (item.subject, item.operation, item.case)
+    hunted = {"format": "flywheel-fuzz-case/1", "hunt": "inverse", "ask": {}, "inputs": InverseCase("i").to_json()}
+    (tmp_path / "case.json").write_text(json.dumps(hunted), "utf-8")
+    with pytest.raises(CaseError, match="a case of the hunt inverse: python -m fuzz replay judges it"):
+        grid.of_file(tmp_path / "case.json")
+
+
+def test_a_full_memory_drops_compiled_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above its limit a worker forgets what it has compiled, below it keeps it."""
+    dropped = []
+    monkeypatch.setattr("jax.clear_caches", lambda: dropped.append(1))
+    monkeypatch.setattr(measure, "resident", lambda: measure.MOST_RESIDENT)
+    measure._forget_kernels()
+    assert not dropped
+    monkeypatch.setattr(measure, "resident", lambda: measure.MOST_RESIDENT + 1)
+    measure._forget_kernels()
+    assert dropped
 
 
 @pytest.mark.smoke

@@ -105,6 +105,13 @@ def test_an_unfinished_record_gives_way_to_a_finished_one() -> None:
     assert report.ok
 
 
+def test_kernels_stand_in_one_order() -> None:
+    """Ours first, whatever was finished first, and configurations beside their kernel."""
+    names = ["mine", "flywheel.gdn.triangular_inverse[bf16]", "flywheel.attention", "flywheel.attention[online]"]
+    found = [kernel.name for kernel in build_report([record(subject=name) for name in names]).kernels]
+    assert found == [*names[2:], names[1], names[0]]
+
+
 def test_names_are_never_altered() -> None:
     """A subject's name goes through as it is, and two that differ in case alone are two kernels."""
     names = ["<script>alert(1)</script>", "Flywheel", "flywheel", " spaced  name "]

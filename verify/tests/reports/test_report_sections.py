@@ -10,7 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from report_records import measures, profile, record
+from report_records import inverse_record, layer_record, packed_record, profile, record
 
 from reports import equations, findings, inverse, lemmas, speed
 from reports.audit import document, inverses, planted, rules, summary
@@ -26,6 +26,7 @@ from verify import records
 from verify.attention.cases import AttentionCase
 from verify.attention.contract import ContractBound
 from verify.attention.reference import Reference
+from verify.faults import FAULTS, FaultError
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -190,12 +191,20 @@ def test_absent_sections_are_named(tmp_path: Path) -> None:
     records.append(source, record())
     absent = {absence.what: absence.why for absence in write_page(tmp_path, [source], why_missing="").report.absences}
     for what in ("Lemmas", "Inverse error per merge level", "Which equation loses the digits", "Search campaigns",
-                 "Gated DeltaNet kernels", "Any TPU"):  # fmt: skip
+                 "Packed attention", "Gated DeltaNet layers", "Triangular inverses", "Any TPU"):  # fmt: skip
         assert what in absent
     source.unlink()
-    records.append(source, record(operation="gated_delta_net"))
-    again = write_page(tmp_path, [source], why_missing="").report.absences
-    assert "Gated DeltaNet kernels" not in {absence.what for absence in again}
+    records.append(source, layer_record())
+    again = {absence.what for absence in write_page(tmp_path, [source], why_missing="").report.absences}
+    assert "Gated DeltaNet layers" not in again
+    assert "Other configurations of the Gated DeltaNet layer" in again
+
+
+@pytest.mark.smoke
+def test_an_odd_shape_has_words_too() -> None:
+    """A record of a layer whose shape says nothing, or something else, is shown with question marks."""
+    for shape in ({}, {"tokens": "many", "sequences": None, "heads": 2}):
+        assert build_report([layer_record() | {"shape": shape}]).rows[0].shape_words == "? tokens, ? sequences, heads ?"
 
 
 def test_speed_states_its_bias() -> None:
@@ -221,26 +230,16 @@ def test_nothing_committed_is_said(tmp_path: Path) -> None:
 def test_the_inverse_grows_with_the_level() -> None:
     """Each level's error lies within its bound, and that of all blocks is at least that of the smaller ones."""
     lower = inverses.inputs()[0].problem
-    levels = inverse.level_errors(lower, inverses.InverseSteps())
+    levels = inverse.level_errors(lower[None], "bf16")
     assert [one["level"] for one in levels] == [4, 16, 64]
     assert all(0.0 < one["error"] <= one["bound"] and one["share"] <= 1.0 for one in levels)
-
-
-@pytest.mark.smoke
-def test_every_planted_fault_is_read() -> None:
-    """The list of faults beside their test can be read as data, and each can still be planted."""
-    found = planted.faults()
-    assert len(found) > 20
-    for fault in found:
-        text = (planted.ROOT / "flywheel" / "attention" / fault.file).read_text("utf-8")
-        assert text.count(fault.before) == fault.times, fault.name
 
 
 def test_a_planted_kernel_is_another_one() -> None:
     """The package with the fault is imported beside the one in use, which stays as it was."""
     import flywheel  # noqa: PLC0415
 
-    fault = next(fault for fault in planted.faults() if fault.name == "LSE in log2 units")
+    fault = next(fault for fault in FAULTS if fault.name == "LSE in log2 units")
     with planted.kernel_with(fault) as package:
         assert package is not flywheel
         assert fault.after in Path(package.attention.__globals__["__file__"]).with_name(fault.file).read_text("utf-8")
@@ -248,7 +247,7 @@ def test_a_planted_kernel_is_another_one() -> None:
 
     assert again is flywheel
     with (
-        pytest.raises(planted.FaultsError, match="occurs 0 times"),
+        pytest.raises(FaultError, match="occurs 0 times"),
         planted.kernel_with(dataclasses.replace(fault, before="no such text")),
     ):
         pass
@@ -320,14 +319,40 @@ def test_an_interrupted_audit_goes_on(tmp_path: Path) -> None:
     assert main(["audit", "--recorded", "--results", str(tmp_path / "none.jsonl")]) == 1
 
 
-def test_measures_of_another_operation(tmp_path: Path) -> None:
-    """Arrays of another operation get columns of their own."""
-    row = record(
-        subject="flywheel.gated_delta_net",
-        operation="gated_delta_net",
-        measures={"out": measures(0.2), "state": measures(0.3, array="state")},
-        shape={"tokens": 64},
-    )
-    records.append(tmp_path / "records.jsonl", row)
+def test_other_operations_have_sections_of_their_own(tmp_path: Path) -> None:
+    """Layers and inverses get columns, figures and words of their own, and none about query blocks."""
+    rows = [layer_record(f"length-{n}", length=n, keys=keys) for n in (1, 64) for keys in ("random", "low-rank")]
+    rows += [inverse_record("a", keys="random"), inverse_record("b", keys="periodic")]
+    for n, row in enumerate(rows):
+        records.append(tmp_path / "records.jsonl", row | {"case": f"{row['case']}-{n}"})
     text = write_page(tmp_path, [tmp_path / "records.jsonl"], why_missing="").page.read_text("utf-8")
     assert "state: share" in text
+    assert "inverse: share" in text
+    assert "share of the certified bound against length, 4 cases" in text
+    assert "tokens of the sequence" in text
+    assert text.count("Share of the bound by family of keys") == 2
+    assert "64 tokens, 1 sequence, heads 2/1" in text
+    assert "query blocks replayed" not in text
+    assert "Replays</h3>" not in text
+
+
+@pytest.mark.smoke
+def test_packed_batches_are_drawn_by_their_longest_sequence() -> None:
+    """The length of a packed case is that of its longest sequence, not of the batch."""
+    row = build_report([packed_record(length=300)]).rows[0]
+    assert row.length == 300
+    assert row.shape_words.endswith("causal, 8 sequences")
+
+
+@pytest.mark.smoke
+def test_gated_delta_net_in_words() -> None:
+    """Case files of layers and matrices read as sentences, with what the file leaves out."""
+    layer = {"format": "flywheel-layer-case/1", "lengths": [13, 0, 3], "keys": "low-rank", "padding": 4, "seed": 2}
+    words = (
+        "sequences of 13, 0, 3 tokens; keys low-rank; write strengths up to 1; decay 0; tokens of padding: 4 (seed 2)"
+    )
+    assert findings.case_words(layer) == words
+    matrix = {"format": "flywheel-inverse-case/1", "family": "periodic", "beta_max": "0x1p+1"}
+    assert findings.case_words(matrix).startswith(
+        "64 x 64; keys periodic; write strengths constant; decay 0x1p+0; up to 2"
+    )
