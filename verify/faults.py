@@ -71,12 +71,6 @@ FAULTS = (
     ),
     Fault("anchor from a masked key", "kernel.py", "tile.choose_anchor(s, visible)", "tile.choose_anchor(s, None)"),
     Fault(
-        "anchor sought too late",
-        "schedule.py",
-        "min(max(_down(max(start - lower, 0)), first), stop)",
-        "min(max(_up(max(start - lower, 0) + 1), first), stop)",
-    ),
-    Fault(
         "anchor moves after it was chosen",
         "tile.py",
         "jnp.where((anchor == UNSET) & some,",

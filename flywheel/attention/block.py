@@ -105,11 +105,18 @@ class _Block:
     failures: list[Array] = dataclasses.field(default_factory=list)
 
     def cells(self, fragment: Fragment) -> list[_Cell]:
-        """The fragment's queries, no more at a time than the tiling says."""
+        """The fragment's queries, no more at a time than the tiling says; a long stretch without a mask is on its own.
+
+        Products are emitted one for each cell: where there is enough to do, more of them weave better.
+        """
         width = self.site.spec.tiling.width
+        cuts = [fragment.first, fragment.stop]
+        if fragment.size * (fragment.clear_stop - fragment.clear_first) >= _ENOUGH:
+            cuts += [fragment.clear_first, fragment.clear_stop]
         return [
-            _Cell(fragment, first, min(width, fragment.stop - first))
-            for first in range(fragment.first, fragment.stop, width)
+            _Cell(fragment, first, min(width, stop - first))
+            for begin, stop in itertools.pairwise(sorted(set(cuts)))
+            for first in range(begin, stop, width)
         ]
 
     def stretches(self, cell: _Cell) -> list[_Stretch]:
