@@ -8,20 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import hashlib
 import secrets
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 import fuzz.hunts
 from fuzz.crew import LocalCrew
 from fuzz.kinds import CLIMB, EVOLVE, TARGET
-from fuzz.outcome import severity
+from fuzz.search import starts
 from fuzz.store import State, Store, StoreError, code_digest
 from fuzz.tally import Tally
-from fuzz.worker import EXAMPLES_PER_ROUND, FINISH, SLOW_ROUND, STOP, Assignment, Report, Round
+from fuzz.worker import EXAMPLES_PER_ROUND, FINISH, SLOW_ROUND, STOP, Assignment, Report, Round, seed_of
 from verify import records
 from verify.attention.problem import BF16
 from verify.verdict import Verdict
@@ -33,7 +30,6 @@ if TYPE_CHECKING:
     from fuzz.case import Case
     from fuzz.crew import Crew
     from fuzz.outcome import Outcome
-    from fuzz.tally import Elite
 
 CASE_SECONDS = 300.0
 """A case without a result after so long counts as a hang; compiling a kernel takes a few seconds."""
@@ -47,9 +43,6 @@ MOST_CRASHES = 10
 MOST_EMPTY_ROUNDS = 50
 CYCLE = (TARGET, CLIMB, EVOLVE)
 """Kinds of rounds, which each hunt takes in turn."""
-
-STARTS = 8
-"""Elites that a round starts from: half of them the worst of all, half from random cells."""
 
 assert BF16.itemsize == 2  # noqa: S101  `verify` is imported first: it sets the flags that workers inherit
 
@@ -116,6 +109,7 @@ class _Worker:
     order: Round | Case | None = None
     new_cases: int = 0
     reported: int = 0
+    news: list[tuple[bytes, Outcome]] = dataclasses.field(default_factory=list)
 
 
 class Campaign:
@@ -252,17 +246,10 @@ class Campaign:
         worker.new_cases += report.tally.cases
         worker.reported += report.tally.cases
         self.new += report.tally.cases
-        before = dict(self.tally.elites)
-        self.tally.merge(report.tally)
-        for key, elite in self.tally.elites.items():
-            if elite is not before.get(key):
-                today = dt.datetime.now(tz=dt.UTC).date().isoformat()
-                subject = self.plan.subject or fuzz.hunts.find(elite.spec["hunt"]).attacks.subject
-                found = (
-                    f"searched: hunt {elite.spec['hunt']} against {subject}, seed {self.state.seed}, {today}: "
-                    f"the largest share of the bound that it found, {key}"
-                )
-                self.store.save_worst(key, elite, found)
+        for other in self.workers:
+            if other is not worker:
+                other.news += report.judged
+        self._merge(report.tally)
         for root, path, reason in report.failures:
             if path not in self.announced:
                 self.announced.add(path)
@@ -273,7 +260,22 @@ class Campaign:
             self._done(worker)
         if worker.heard - self.saved > SAVE_SECONDS:
             self.saved = worker.heard
+            self.store.sync()
             self.store.update_index()
+
+    def _merge(self, tally: Tally) -> None:
+        """Add what a worker has counted, and save the cases that are worse than any before."""
+        before = dict(self.tally.elites)
+        self.tally.merge(tally)
+        for key, elite in self.tally.elites.items():
+            if elite is not before.get(key):
+                today = dt.datetime.now(tz=dt.UTC).date().isoformat()
+                subject = self.plan.subject or fuzz.hunts.find(elite.spec["hunt"]).attacks.subject
+                found = (
+                    f"searched: hunt {elite.spec['hunt']} against {subject}, seed {self.state.seed}, {today}: "
+                    f"the largest share of the bound that it found, {key}"
+                )
+                self.store.save_worst(key, elite, found)
 
     def _done(self, worker: _Worker) -> None:
         if isinstance(worker.order, Round):
@@ -295,6 +297,9 @@ class Campaign:
         order = self._next_order()
         if order is None:
             return
+        if isinstance(order, Round):
+            order = dataclasses.replace(order, news=tuple(worker.news))
+            worker.news.clear()
         worker.order, worker.new_cases = order, 0
         if worker.heard is not None:
             worker.heard = time.monotonic()
@@ -316,24 +321,8 @@ class Campaign:
                 return None
         self.state.next_round += 1
         self.store.save_state(self.state)  # Before it starts: no round is ever played twice.
-        word = hashlib.sha256(f"{self.state.seed} {number}".encode()).digest()
-        elites = self._starts(hunt.name, number)
-        return Round(number, int.from_bytes(word[:8], "big"), cases, hunt.name, kind, elites)
-
-    def _starts(self, hunt: str, number: int) -> tuple[dict[str, Any], ...]:
-        """Elites of a hunt to start from."""
-        archive = self.tally.archive.get(hunt, {})
-        if not archive:
-            return ()
-        rng = np.random.default_rng((self.state.seed, number))
-        # The first word of a cell is its shape or precision: numbers of different ones do not compare.
-        arenas = sorted({cell.split(" ", 1)[0] for cell in archive})
-        arena = arenas[int(rng.integers(len(arenas)))]
-        cells = [cell for cell in archive if cell.split(" ", 1)[0] == arena]
-        best = sorted(cells, key=lambda cell: -severity(archive[cell].share))
-        worst = list(_unique(archive, best).values())[: STARTS // 2]
-        others = list(_unique(archive, [*rng.permutation(cells)]).values())[: STARTS // 2]
-        return (*worst, *others)
+        elites = starts(self.tally.archive.get(hunt.name, {}), (self.state.seed, number))
+        return Round(number, seed_of(self.state.seed, number), cases, hunt.name, kind, elites)
 
     def _start(self, number: int) -> _Worker:
         token = secrets.token_hex(6)
@@ -349,7 +338,9 @@ class Campaign:
         self.new += unreported.cases
         case = self.store.running(worker.number)
         self.store.finish(worker.number)
-        if case is not None and self.crew.may_vanish and case.key not in self.second_try:
+        if case is not None and case.key in self.known:
+            self.watcher.note(f"worker {worker.number} is gone; its case had been judged")
+        elif case is not None and self.crew.may_vanish and case.key not in self.second_try:
             self.second_try.add(case.key)
             self.pending.append(case)
             self.watcher.note(f"worker {worker.number} is gone; its case gets a second try")
@@ -358,6 +349,8 @@ class Campaign:
         elif not self.crew.may_vanish:
             message = f"a worker is gone between two cases: {reason}"
             raise CampaignError(message)
+        else:
+            self.watcher.note(f"worker {worker.number} is gone; it had no case in hand")
         self.crashes += 1
         if self.crashes >= MOST_CRASHES:
             message = f"{self.crashes} workers crashed or hung; the cases are in {self.store.failures}"
@@ -419,13 +412,9 @@ class Campaign:
     def _save(self) -> None:
         for name in ("repeats", "rejected", "cpu", "compiling"):
             setattr(self.state, name, getattr(self.tally, name))
+        self.store.sync()
         self.store.save_state(self.state)
         self.store.update_index()
-
-
-def _unique(archive: dict[str, Elite], cells: list[str]) -> dict[str, dict[str, Any]]:
-    """The cases of some cells, each once."""
-    return {str(archive[cell].spec["sha256"]): archive[cell].spec for cell in cells}
 
 
 def _shape(case: Case) -> dict[str, Any]:

@@ -110,14 +110,19 @@ class Case:
 
     def to_json(self, *, digest: bool = True) -> dict[str, Any]:
         """A JSON object that `from_json` reads back, with or without the digest of the bits."""
-        inputs = self.inputs.to_json(sha256=self.sha256 if digest else "")
+        sha256 = self.sha256 if digest else ""
+        return self._body | {"inputs": self._body["inputs"] | {"sha256": sha256}, "sha256": sha256}
+
+    @functools.cached_property
+    def _body(self) -> dict[str, Any]:
+        """What `to_json` gives, without the digest."""
         return {
             "format": FORMAT,
             "hunt": self.hunt,
             "name": self.name,
             "ask": {name: value for name, value in self.ask},  # noqa: C416  a dict in the file
-            "inputs": inputs,
-            "sha256": inputs["sha256"],
+            "inputs": self.inputs.to_json(sha256=""),
+            "sha256": "",
         }
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Commands: `run`, `replay`, `promote`, `list`, `experiment`."""
+"""Commands: `run`, `replay`, `promote`, `list`, `experiment`, `bench`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 import fuzz.hunts
-from fuzz import corpus, experiment, plans
+from fuzz import bench, corpus, experiment, plans
 from fuzz.campaign import CASE_MEGABYTES, CASE_SECONDS, CYCLE, Campaign, CampaignError, Plan
 from fuzz.case import Case, load_case
 from fuzz.cluster import ClusterError
@@ -79,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     experiment.add_arguments(
         commands.add_parser("experiment", help="what each ingredient of the search finds in a fixed budget")
     )
+    bench.add_arguments(commands.add_parser("bench", help="cases per CPU-second, and two workers against one"))
     for command in (promote, listing):
         command.add_argument("--corpus", type=Path, default=corpus.CORPUS, metavar="DIR", help=argparse.SUPPRESS)
     return parser

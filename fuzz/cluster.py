@@ -24,6 +24,7 @@ LEFT_BEHIND = (".git", ".venv", "out", "dist", "docs", "**/__pycache__", "verify
 """Not shipped to the nodes."""
 
 POLL_SECONDS = 0.1
+CANCEL_SECONDS = 10.0
 
 
 class ClusterError(RuntimeError):
@@ -152,9 +153,10 @@ class RayHand:
         ray = _ray()
         self.orders.put(None)
         done, _ = ray.wait([self.task], timeout=patience)
-        self.look()
         if not done:
             ray.cancel(self.task, force=True)
+            ray.wait([self.task], timeout=CANCEL_SECONDS)
+        self.look()  # Whatever it had sent is written, before the queue goes.
         for queue in (self.orders, self.reports):
             queue.shutdown(force=True)
 
@@ -172,7 +174,8 @@ class RayCrew:
             "env_vars": {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"},
         }
         if not self.ray.is_initialized():
-            self.ray.init(address, runtime_env=environment, log_to_driver=False, configure_logging=False)
+            of_our_own: dict[str, Any] = {"include_dashboard": False} if address == "local" else {}
+            self.ray.init(address, runtime_env=environment, log_to_driver=False, configure_logging=False, **of_our_own)
 
     def hire(self, assignment: Assignment) -> RayHand:
         """See `fuzz.crew.Crew`."""

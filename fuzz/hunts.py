@@ -51,6 +51,10 @@ class Moves(Protocol):
         """Smaller cases, the boldest first."""
         ...
 
+    def forget(self) -> None:
+        """Drop what earlier searches have left behind, so that an experiment starts from nothing."""
+        ...
+
 
 WAYS = ("bits", "gradient")
 """How `Moves.climb` may go: flipping bits of words; along the gradient of a smooth bound."""

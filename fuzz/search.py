@@ -5,23 +5,47 @@ Each is an iterator of cases that is told what each case was worth before it mak
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fuzz.outcome import severity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from fuzz.case import Case
     from fuzz.hunts import Moves
     from fuzz.outcome import Outcome
+    from fuzz.tally import Elite
 
 PATIENCE = 40
 """Local changes in a row without a gain before the search starts from another elite."""
 
 MOST_REDUCTIONS = 400
+
+STARTS = 8
+"""Elites that a round starts from: half of them the worst of all, half from random cells."""
+
+
+def starts(archive: Mapping[str, Elite], seed: tuple[int, int]) -> tuple[dict[str, Any], ...]:
+    """Elites of a hunt to start a round from."""
+    if not archive:
+        return ()
+    rng = np.random.default_rng(seed)
+    # The first word of a cell is its shape or precision: numbers of different ones do not compare.
+    arenas = sorted({cell.split(" ", 1)[0] for cell in archive})
+    arena = arenas[int(rng.integers(len(arenas)))]
+    cells = [cell for cell in archive if cell.split(" ", 1)[0] == arena]
+    best = sorted(cells, key=lambda cell: -severity(archive[cell].share))
+    worst = list(_unique(archive, best).values())[: STARTS // 2]
+    others = list(_unique(archive, [*rng.permutation(cells)]).values())[: STARTS // 2]
+    return (*worst, *others)
+
+
+def _unique(archive: Mapping[str, Elite], cells: list[str]) -> dict[str, dict[str, Any]]:
+    """The cases of some cells, each once."""
+    return {str(archive[cell].spec["sha256"]): archive[cell].spec for cell in cells}
 
 
 class Evolution:

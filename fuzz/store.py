@@ -8,8 +8,9 @@
     worst/            the case with the largest share of the bound per class
     examples/         Hypothesis' database
 
-Everything is written so that a process may be killed at any moment: whole files appear by renaming, and a record is on
-the disk, whole, before the next case is begun.
+Everything is written so that a process may be killed at any moment: whole files appear by renaming, and a record is
+written, whole, before the next case is begun.  Records are synced to the disk with each report, a few times a second: a
+loss of power, and nothing less, may cost the cases of that moment.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ class Store:
         self.index = directory / "index.sqlite"
         self._running = directory / "running"
         self._state = directory / "campaign.json"
+        self._unsynced = False
 
     def prepare(self) -> None:
         """Make the directories."""
@@ -143,7 +145,14 @@ class Store:
 
     def append(self, record: dict[str, Any]) -> None:
         """Add a record; a line that a killed process has left torn is cut off first."""
-        records.append(self.records, record)
+        records.append(self.records, record, synced=False)
+        self._unsynced = True
+
+    def sync(self) -> None:
+        """Bring the records that were added here to the disk."""
+        if self._unsynced:
+            records.sync(self.records)
+            self._unsynced = False
 
     def known(self) -> tuple[Tally, dict[bytes, Outcome]]:
         """Totals of the records, and what the latest of them have shown, by `case_key`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import functools
+import hashlib
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from fuzz.tally import Tally
 from verify.backend import device_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
     from pathlib import Path
 
@@ -75,6 +76,7 @@ class Round:
         hunt: whose turn it is.
         kind: one of `fuzz.kinds.KINDS`.
         elites: cases to start from, for the kinds that do.
+        news: what other workers have judged since the last round.
     """
 
     number: int
@@ -83,6 +85,7 @@ class Round:
     hunt: str
     kind: str = TARGET
     elites: tuple[dict[str, Any], ...] = ()
+    news: tuple[tuple[bytes, Outcome], ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,12 +97,14 @@ class Report:
         failures: (root, path, reason) of failing cases that were saved.
         done: the order is carried out.
         broken: why no verdict can be given (the backend or an oracle is unsound, the subject cannot be loaded).
+        judged: keys and outcomes of the new cases.
     """
 
     tally: Tally
     failures: tuple[tuple[str, Path, str], ...] = ()
     done: bool = False
     broken: str | None = None
+    judged: tuple[tuple[bytes, Outcome], ...] = ()
 
 
 class Stop(KeyboardInterrupt):
@@ -124,6 +129,15 @@ def violation_type(root: str) -> type[Violation]:
     return type(f"Violation_{root}", (Violation,), {})
 
 
+def _leaves(group: ExceptionGroup[Violation]) -> Iterator[Violation]:
+    """One violation per root: what Hypothesis has shrunk each to."""
+    for inner in group.exceptions:
+        if isinstance(inner, ExceptionGroup):
+            yield from _leaves(inner)
+        else:
+            yield inner
+
+
 def work(pipe: Connection, assignment: Assignment) -> None:
     """Entry of a process on this machine: orders in, reports out, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides what an interrupt means.
@@ -146,6 +160,11 @@ def serve(pipe: Connection, make: Callable[[], Worker]) -> None:
         pipe.send(Report(Tally(), broken=f"{type(error).__name__}: {error}"))
 
 
+def seed_of(campaign: int, number: int) -> int:
+    """The seed of a round of a campaign."""
+    return int.from_bytes(hashlib.sha256(f"{campaign} {number}".encode()).digest()[:8], "big")
+
+
 class Worker:
     """State of one worker."""
 
@@ -156,6 +175,7 @@ class Worker:
         self.evaluate, self.load = evaluate, _loaded
         self.tally = Tally()
         self.failures: list[tuple[str, Path, str]] = []
+        self.judged: list[tuple[bytes, Outcome]] = []
         self.round = Round(0, 0, 0, "")
         self.new_cases = 0
         self.order: str | None = None
@@ -172,16 +192,24 @@ class Worker:
             if isinstance(order, str):
                 self.order = order
                 continue
-            try:
-                if isinstance(order, Round):
-                    self._play(order)
-                else:
-                    self._judge_alone(order)
-            except Broken:
-                raise
-            except Stop:
-                pass
-            self._report(done=True)
+            self.carry_out(order)
+
+    def carry_out(self, order: Round | Case) -> None:
+        """Play a round or judge a case, and report.
+
+        Raises:
+            Broken: no verdict can be given.
+        """
+        try:
+            if isinstance(order, Round):
+                self._play(order)
+            else:
+                self._judge_alone(order)
+        except Broken:
+            raise
+        except Stop:
+            pass
+        self._report(done=True)
 
     def _judge_alone(self, case: Case) -> None:
         """A case that was cut off, or that failed before the code changed."""
@@ -191,6 +219,8 @@ class Worker:
 
     def _play(self, order: Round) -> None:
         self.round, self.shrinking, self.new_cases = order, False, 0
+        for key, outcome in order.news:
+            self._remember(key, outcome)
         done = {path.name for path in self.store.failures.glob("*.json")}
         hunt = fuzz.hunts.find(order.hunt)
         if order.kind in DRAWN or not order.elites or not hunt.moves:
@@ -211,7 +241,7 @@ class Worker:
             suppress_health_check=[*HealthCheck],  # pyright: ignore[reportArgumentType]  members of an enum
             database=opened(self.assignment.database, self.store.examples / hunt.name),
             phases=phases,
-            report_multiple_bugs=False,
+            report_multiple_bugs=True,  # so that every root of the round is shrunk, not the last one alone
             verbosity=Verbosity.quiet,
             print_blob=False,
         )
@@ -222,8 +252,9 @@ class Worker:
 
         try:
             attack()  # pyright: ignore[reportCallIssue]  `given` supplies the case
-        except Violation as violation:
-            self._keep(violation.case, violation.outcome, SHRUNK)
+        except* Violation as group:
+            for violation in _leaves(group):
+                self._keep(violation.case, violation.outcome, SHRUNK)
 
     def _buckets(self, hunt: Hunt) -> tuple[Any, ...]:
         """The shapes that the hunt has of those asked for; all of them if it has none."""
@@ -301,6 +332,7 @@ class Worker:
             self.new_cases += 1
             outcome = Outcome.of(record)
             self._remember(case.key, outcome)
+            self.judged.append((case.key, outcome))
         self.store.finish(self.assignment.worker)
         return outcome
 
@@ -356,8 +388,9 @@ class Worker:
     def _report(self, *, done: bool = False) -> None:
         cpu = time.process_time()
         self.tally.cpu += cpu - self.last_cpu
-        self.pipe.send(Report(self.tally, tuple(self.failures), done=done))
-        self.tally, self.failures = Tally(), []
+        self.store.sync()
+        self.pipe.send(Report(self.tally, tuple(self.failures), done=done, judged=tuple(self.judged)))
+        self.tally, self.failures, self.judged = Tally(), [], []
         self.last_cpu, self.last_report = cpu, time.monotonic()
 
 

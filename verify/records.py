@@ -1,8 +1,9 @@
 """Records: what one judgement found, as a line of JSON.
 
 A record is strictly valid JSON: NaN and infinities are the strings "nan", "inf", "-inf" (`encode_number`).  Several
-processes may share a file (`append_line`), and a killed one loses no record that it had finished: a line is on the disk
-before `append` returns, and what a killed process left of a line is cut off by the next one and skipped on reading.
+processes may share a file (`append_line`), and a killed one loses no record that it had finished: a line is written,
+and unless told otherwise on the disk, before `append` returns; what a killed process left of a line is cut off by the
+next one and skipped on reading.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def decode_number(x: float | str | None) -> float | None:
     return None if x is None else float(x)
 
 
-def append(path: Path, record: dict[str, Any]) -> None:
-    """Add one record.
+def append(path: Path, record: dict[str, Any], *, synced: bool = True) -> None:
+    """Add one record; see `append_line`.
 
     Raises:
         RecordError: a required field is missing.
@@ -69,11 +70,13 @@ def append(path: Path, record: dict[str, Any]) -> None:
     if missing or record["format"] != FORMAT:
         message = f"a record needs format {FORMAT} and {', '.join(REQUIRED)}; missing: {', '.join(missing) or 'none'}"
         raise RecordError(message)
-    append_line(path, json.dumps(record, allow_nan=False, separators=(",", ":")))
+    append_line(path, json.dumps(record, allow_nan=False, separators=(",", ":")), synced=synced)
 
 
-def append_line(path: Path, text: str) -> None:
-    """Add one line to a file that several processes append to; it is on the disk when this returns.
+def append_line(path: Path, text: str, *, synced: bool = True) -> None:
+    """Add one line to a file that several processes append to; it outlives the process when this returns.
+
+    With `synced` it is on the disk, and outlives a loss of power; without, `sync` sees to that for many lines at once.
 
     Each takes an exclusive lock on the file while it writes, so that lines never mix.  What lies behind the last line
     end belongs to a process that was killed while it wrote, and is cut off.
@@ -97,9 +100,16 @@ def append_line(path: Path, text: str) -> None:
         except OSError:  # a full disk
             file.truncate(end)
             raise
-        os.fsync(file.fileno())
+        if synced:
+            os.fsync(file.fileno())
     if created:
         _sync_directory(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Bring to the disk whatever any process has appended."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _whole_lines(file: io.FileIO) -> int:

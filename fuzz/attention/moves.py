@@ -71,6 +71,9 @@ class AttentionMoves:
         kept = [edit for edit in _inputs(case).edits if edit not in edits]
         return _changed(case, CLIMBED, edits=(*kept, *edits))
 
+    def forget(self) -> None:
+        """See `fuzz.hunts.Moves`: nothing is kept."""
+
     def simpler(self, case: Case) -> Iterator[Case]:
         """Fewer edits, plainer bases, smaller numbers in what is asked."""
         inputs = _inputs(case)

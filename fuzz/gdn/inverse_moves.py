@@ -39,9 +39,18 @@ PARENTS, CHILDREN, GENERATIONS = 16, 64, 40
 FIRST = 96
 """Matrices of the families with which a population begins."""
 
-NARROW = (3, 4)
+NARROW = (3, 4, 8)
+"""Widths at which the search goes furthest: few numbers to move, and still room for keys that nearly repeat."""
+
+_TO_ISLAND = 0.6
+"""How often a climb goes on with a population of narrow keys that no elite has entered."""
+
+SETTLED = 4
+"""Climbs without a gain after which such a population gives way to a new one."""
+
 STEPS = (0.3, 0.1, 0.03, 0.01)
 EVOLVED = "evolved"
+UNDECAYED = "0x1p+0"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,6 +130,7 @@ class InverseMoves:
 
     def __init__(self) -> None:
         self.populations: dict[tuple[object, ...], _People] = {}
+        self.quiet: dict[tuple[object, ...], int] = {}
 
     def vary(self, case: Case, other: Case, rng: Generator) -> Case:
         """Rows of another case, or another family, period or strength."""
@@ -146,18 +156,29 @@ class InverseMoves:
         return case.with_inputs(dataclasses.replace(fresh, name=words(fresh)))
 
     def climb(self, case: Case, outcome: Outcome, rng: Generator, ways: Sequence[str]) -> Case:
-        """Some generations of the population to which the case belongs, on the emulated inverse; its worst."""
+        """Some generations of a population on the emulated inverse; its worst.
+
+        The population is the one to which the case belongs, or an island: narrow keys without decay, at the largest
+        strengths of the case's range.  Elites of every width and decay come here in turn; left to them, the search
+        would spread over populations that each stay young, or gather at the first good one.
+        """
         del outcome
-        inputs, precision = _inputs(case), str(case.asked("precision"))
-        point, decays = _Point.of(case), inputs.decays()
+        precision = str(case.asked("precision"))
+        island = rng.random() < _TO_ISLAND
+        if island:
+            case = _islander(case, rng)
+        inputs, point = _inputs(case), _Point.of(case)
+        decays = inputs.decays()
         home = (
             precision,
             point.keys.shape[1],
             point.limit,
             inputs.decay,
             inputs.seed if inputs.decay == "random" else 0,
+            island,
         )
         people = self.populations.get(home)
+        before = -np.inf if people is None else people.errors[0]
         fresh = [point] if people is not None else [point, *_families(inputs, point.limit, rng)]
         people = _joined(people, _judged(fresh, decays, precision))
         for _ in range(GENERATIONS):
@@ -169,8 +190,21 @@ class InverseMoves:
                 keys[:half], beta[:half] = _along(best, decays, half, rng)
             people = _joined(people, _People(keys, beta, emulated_errors(keys, beta, decays, precision)))
         self.populations[home] = people
+        if island:
+            self._settle(home, gained=people.errors[0] > before)
         name = f"{EVOLVED} keys, {_limit_words(inputs)}"
         return case.with_inputs(inputs.written_out(people.keys[0], people.beta[0], name))
+
+    def _settle(self, home: tuple[object, ...], *, gained: bool) -> None:
+        """Drop a population that finds nothing more; its worst has been put to the kernel."""
+        self.quiet[home] = 0 if gained else self.quiet.get(home, 0) + 1
+        if self.quiet[home] >= SETTLED:
+            del self.populations[home], self.quiet[home]
+
+    def forget(self) -> None:
+        """See `fuzz.hunts.Moves`."""
+        self.populations.clear()
+        self.quiet.clear()
 
     def simpler(self, case: Case) -> Iterator[Case]:
         """Rows without effect (beta = 0), repeated keys, plain families."""
@@ -181,7 +215,7 @@ class InverseMoves:
                 "family": FAMILIES[0],
                 "beta_kind": BETAS[0],
                 "width": 2,
-                "decay": "0x1p+0",
+                "decay": UNDECAYED,
                 "period": 1,
             }
             for field, value in plain.items():
@@ -206,13 +240,26 @@ class InverseMoves:
 MOVES = InverseMoves()
 
 
+def _islander(case: Case, rng: Generator) -> Case:
+    """A fresh case of narrow keys with the precision and the range of strengths of this one."""
+    inputs = _inputs(case)
+    fresh = InverseCase(
+        "",
+        width=int(rng.choice(NARROW)),
+        family=str(rng.choice(FAMILIES)),
+        beta_max=(1.0 if float.fromhex(inputs.beta_max) <= 1.0 else 2.0).hex(),
+        seed=int(rng.integers(2**16)),
+    )
+    return case.with_inputs(dataclasses.replace(fresh, name=words(fresh)))
+
+
 def words(inputs: InverseCase) -> str:
     """What is special about a matrix of a family."""
     detail = {
         "periodic": f" of period {inputs.period}", "low-rank": f" of rank {inputs.period}",
         "near-duplicate": f" within 2^{inputs.noise}",
     }.get(inputs.family, "")  # fmt: skip
-    decay = "" if inputs.decay == "0x1p+0" else f", decay {inputs.decay}"
+    decay = "" if inputs.decay == UNDECAYED else f", decay {inputs.decay}"
     return f"{inputs.family} keys{detail}, width {inputs.width}, beta {inputs.beta_kind} {_limit_words(inputs)}{decay}"
 
 

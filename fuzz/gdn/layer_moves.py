@@ -51,6 +51,9 @@ class LayerMoves:
             return _named(case, dataclasses.replace(inputs, size=inputs.size + int(rng.choice([-1, 1])), provenance=""))
         return _named(case, dataclasses.replace(inputs, seed=int(rng.integers(2**16)), provenance=""))
 
+    def forget(self) -> None:
+        """See `fuzz.hunts.Moves`: nothing is kept."""
+
     def simpler(self, case: Case) -> Iterator[Case]:
         """The default of one field after the other, then fewer tokens."""
         inputs = _inputs(case)

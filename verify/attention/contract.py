@@ -7,12 +7,13 @@ the replay, for any order of summation, and for every rounding that the device m
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verify.attention.float64_rows import range_reduce
+from verify.attention.float64_rows import alike, flushed_exp, range_reduce, running
 from verify.attention.problem import widen
 from verify.devices import BF16_UNIT_ROUNDOFF, DeviceModel
 
@@ -33,6 +34,11 @@ LARGEST_EXPONENT = 128.0
 """|t| of every exp2 whose result is a normal number."""
 
 DOMAIN_LIMIT = 2.0**127
+
+CONVEX_KEYS = 2**28
+"""Keys of a row up to which its flushed weights, magnified by every rounding of the sums, are within what the convex
+bound charges (lemma `convex_bound`).  Longer rows have no finite bound: sums of so many terms may have lost every
+digit."""
 
 EVALUATION_DOUBT = 2.0**-42
 """nats: what subtracting logits and a normaliser of at most 745 in size does to a share in float64."""
@@ -79,7 +85,7 @@ def contract_bound(
     problem: AttentionProblem,
     device: DeviceModel,
     *,
-    rows_per_block: int = 256,
+    rows_per_block: int = 128,
     weight_unit: float = BF16_UNIT_ROUNDOFF,
     query_error: Float64[np.ndarray, "batch heads q_len head_dim"] | None = None,
 ) -> ContractBound:
@@ -97,19 +103,14 @@ def contract_bound(
     for b in range(problem.batch):
         for view in problem.views(b):
             members = np.arange(problem.q_len)[view.rows]
-            for h in range(problem.heads):
-                kv = problem.kv_head(h)
-                k, v = k_all[b, kv, view.keys], v_all[b, kv, view.keys]
-                rule = _Rule.of(problem, h, device, weight_unit)
-                for part in _row_blocks(view, rows_per_block):
-                    start, stop = view.start[part], view.stop[part]
-                    first = int(start.min(initial=len(k)))
-                    keys = slice(first, max(int(stop.max(initial=0)), first))
-                    rows = members[part]
-                    moved = None if query_error is None else query_error[b, h, rows] @ np.abs(k[keys]).T
-                    ranges = (start - first, stop - first)
-                    block = _block_bound(q_all[b, h, rows], k[keys], v[keys], ranges, rule, moved)
-                    found.put((b, h, rows), block)
+            for kv, heads in alike(problem):
+                keys = _Keys(k_all[b, kv, view.keys], v_all[b, kv, view.keys])
+                rule = _Rule.of(problem, heads[0], device, weight_unit)
+                for part in _row_blocks(view, max(rows_per_block // len(heads), 1)):
+                    where = (b, np.array(heads)[:, None], members[part][None, :])
+                    start, stop = (np.tile(x[part], len(heads)) for x in (view.start, view.stop))
+                    error = None if query_error is None else np.concatenate([*query_error[where]])
+                    found.put(where, _block_bound(np.concatenate([*q_all[where]]), keys, start, stop, rule, error))
     return ContractBound(found.out, found.lse, found.inside, found.max_logit)
 
 
@@ -134,9 +135,44 @@ class _Bounds:
     inside: np.ndarray
     max_logit: np.ndarray
 
-    def put(self, rows: tuple[int, int, np.ndarray], other: _Bounds) -> None:
+    def put(self, rows: tuple[int, np.ndarray, np.ndarray], other: _Bounds) -> None:
+        """Rows of several heads, one head after the other."""
         for field in dataclasses.fields(self):
-            getattr(self, field.name)[rows] = getattr(other, field.name)
+            into, found = getattr(self, field.name), getattr(other, field.name)
+            into[rows] = found.reshape(rows[1].shape[0], rows[2].shape[1], *into.shape[3:])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Keys:
+    """Keys and values of one KV head, with what does not depend on the rows."""
+
+    k: np.ndarray
+    v: np.ndarray
+
+    @functools.cached_property
+    def values(self) -> np.ndarray:
+        """Values, 0 where they are not finite."""
+        return np.where(np.isfinite(self.v), self.v, 0.0)
+
+    @functools.cached_property
+    def finite(self) -> np.ndarray:
+        """Keys without NaN or infinity."""
+        return np.isfinite(self.k).all(axis=1)
+
+    @functools.cached_property
+    def summed(self) -> np.ndarray:
+        """Per key and lane: sizes of the values up to it, added up."""
+        return np.cumsum(np.abs(self.values), axis=0)
+
+    @functools.cached_property
+    def highest(self) -> np.ndarray:
+        """The largest value up to each key."""
+        return running(np.maximum, self.values)
+
+    @functools.cached_property
+    def lowest(self) -> np.ndarray:
+        """The least value up to each key."""
+        return running(np.minimum, self.values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,11 +232,23 @@ class _Rows:
     total_v: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     weight_unit: float = BF16_UNIT_ROUNDOFF
 
-    @property
+    @functools.cached_property
     def summing(self) -> np.ndarray:
         """Relative error of a sum over the row in any order: n keys, up to 128 partial sums, two products to spare."""
         u = max(self.device.unit_roundoff, self.device.dot_unit_roundoff)
         return np.asarray(gamma(self.counts + 130.0, u))
+
+    @functools.cached_property
+    def shared_weight_error(self) -> np.ndarray:
+        """rho_k P_k: by how much a weight that is not flushed may be off, as a share of the row."""
+        exponent = self.sigma + _shift_error(self.device)
+        exponent *= LN2
+        exponent += self.doubt
+        exp2 = self.device.exp2_relative
+        if exponent.max() < 1.0:
+            return _small_growth(self.share, exponent, exp2 * math.e)
+        grown = _grown(self.share, self.log_share, exponent)
+        return np.where(exponent < 1.0, grown + self.share * (exp2 * math.e), grown * (1.0 + exp2))
 
     @property
     def flushed_weight(self) -> float:
@@ -218,40 +266,40 @@ class _Rows:
 
 def _block_bound(
     q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    ranges: tuple[np.ndarray, np.ndarray],
+    keys: _Keys,
+    start: np.ndarray,
+    stop: np.ndarray,
     rule: _Rule,
-    moved: np.ndarray | None = None,
+    query_error: np.ndarray | None = None,
 ) -> _Bounds:
-    """Bounds for some rows of one head; row i sees the keys from ranges[0][i] up to ranges[1][i].
-
-    `moved`: by how much each dot product may be off because the kernel's queries are.
-    """
-    start, stop = ranges
+    """Bounds for some rows over one KV head; row i sees the keys from start[i] up to stop[i]."""
     sink, device = rule.sink, rule.device
     blind = stop <= start
+    first = int(start.min(initial=len(keys.k)))
+    run = slice(first, max(int(stop.max(initial=0)), first))
+    k, values = keys.k[run], keys.values[run]
     if k.shape[0] == 0 and sink is None:
         nothing = np.zeros(q.shape[0])
-        return _Bounds(np.zeros((q.shape[0], v.shape[1])), nothing, np.ones(q.shape[0], dtype=bool), nothing)
-    keys = np.arange(k.shape[0])[None, :]
-    visible = keys < stop[:, None]
-    if start.any():
-        visible &= keys >= start[:, None]
+        return _Bounds(np.zeros((q.shape[0], values.shape[1])), nothing, np.ones(q.shape[0], dtype=bool), nothing)
+    hidden = _hidden(start - first, stop - first, len(k))
     with np.errstate(all="ignore"):
-        magnitude = np.where(visible, np.abs(q) @ np.abs(k).T, 0.0)
-        inside = _inside_domain(q, k, visible, magnitude, rule) & (rule.inside_domain | (blind & (sink is None)))
+        sizes = np.abs(k).T
+        magnitude = np.abs(q) @ sizes
+        np.copyto(magnitude, 0.0, where=hidden)
+        finite = np.isfinite(q).all(axis=1) & _sees_finite(keys.finite[run], hidden)
+        inside = (finite & _has_room(magnitude, rule)) | blind
+        inside &= rule.inside_domain | (blind & (sink is None))
         logits = q @ k.T
         logits *= rule.scale
-        logits[~visible] = -np.inf
+        np.copyto(logits, -np.inf, where=hidden)
+        moved = None if query_error is None else query_error @ sizes
         scores = _scores(logits, magnitude, q.shape[1], rule, moved)
         max_logit = _max_logit_bound(scores, device)
-        values = np.where(np.isfinite(v), v, 0.0)
-        highest, lowest, total_v = _value_ranges(values, start, stop)
+        highest, lowest, total_v = _value_ranges(keys, run, start, stop)
         counts = np.maximum(stop - start, 0)
         if sink is not None:
             scores = scores.with_sink(sink, device)
-            values = np.concatenate([values, np.zeros((1, v.shape[1]))])
+            values = np.concatenate([values, np.zeros((1, values.shape[1]))])
             highest, lowest, counts = np.maximum(highest, 0.0), np.minimum(lowest, 0.0), counts + 1
         share, log_share, lse = _shares(scores.logits)
         doubt = _evaluation_doubt(scores.doubt, share, log_share)
@@ -266,36 +314,57 @@ def _block_bound(
     return _Bounds(np.where(blind[:, None], 0.0, out), lse_bound, inside, np.where(blind, 0.0, max_logit))
 
 
-def _inside_domain(q: np.ndarray, k: np.ndarray, visible: np.ndarray, magnitude: np.ndarray, rule: _Rule) -> np.ndarray:
-    """Rows whose visible pairs are finite and leave FP32 room; a row that sees nothing is among them."""
-    # A value that is not finite takes only its own lane out of the bound: f is not finite there, and class decides.
-    key_finite = np.isfinite(k).all(axis=1)
-    pair_ok = (magnitude * max(1.0, abs(rule.scale) * LOG2_E) <= DOMAIN_LIMIT) & key_finite[None, :]
-    return (np.isfinite(q).all(axis=1) & (pair_ok | ~visible).all(axis=1)) | ~visible.any(axis=1)
+def _hidden(start: np.ndarray, stop: np.ndarray, keys: int) -> np.ndarray:
+    """Pairs of a row and a key that it does not see."""
+    index = np.arange(keys)[None, :]
+    hidden = index >= stop[:, None]
+    if start.any():
+        hidden |= index < start[:, None]
+    return hidden
+
+
+def _sees_finite(finite: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+    """Rows whose visible keys are all finite.
+
+    A value that is not finite takes only its own lane out of the bound: f is not finite there, and class decides.
+    """
+    return np.ones(len(hidden), dtype=bool) if finite.all() else hidden[:, ~finite].all(axis=1)
+
+
+def _has_room(magnitude: np.ndarray, rule: _Rule) -> np.ndarray:
+    """Rows whose largest sum_d |q_d k_d| of a visible pair (0 where hidden) leaves FP32 room; NaN leaves none."""
+    return magnitude.max(axis=1, initial=0.0) * max(1.0, abs(rule.scale) * LOG2_E) <= DOMAIN_LIMIT
 
 
 def _shares(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """P', ln P' and the LSE of each row.  Overwrites the logits."""
+    """P', ln P' and the LSE of each row.  Overwrites the logits.
+
+    A share below exp(FLUSHED_LOG) counts as 0: with |v| < 2**128 that moves no sum by 2**-800, and every bound holds at
+    least 2**-126 of flushing.
+    """
     top = logits.max(axis=1, keepdims=True)
     logits -= top
-    weights = np.exp(logits)
+    weights = flushed_exp(logits.copy())
     total = weights.sum(axis=1, keepdims=True)
     weights /= total
     logits -= np.log(total)
     return weights, logits, (top + np.log(total))[:, 0]
 
 
-def _value_ranges(v: np.ndarray, start: np.ndarray, stop: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _value_ranges(
+    keys: _Keys, run: slice, start: np.ndarray, stop: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Per row and lane: largest and least visible value, and at least the sum of the visible sizes; 0 without keys."""
-    if not len(v):
-        nothing = np.zeros((len(start), v.shape[1]))
+    if run.start >= run.stop:
+        nothing = np.zeros((len(start), keys.v.shape[1]))
         return nothing, nothing, nothing
-    last = np.maximum(stop, 1) - 1
-    total_v = np.cumsum(np.abs(v), axis=0)[last]  # keys before the window only add to it
-    if start.any():
-        highest, lowest = (range_reduce(op, v, start, stop) for op in (np.maximum, np.minimum))
-        return highest, lowest, total_v
-    return np.maximum.accumulate(v, axis=0)[last], np.minimum.accumulate(v, axis=0)[last], total_v
+    if not start.any():
+        last = np.maximum(stop, 1) - 1
+        return keys.highest[last], keys.lowest[last], keys.summed[last]
+    v, start, stop = keys.values[run], start - run.start, stop - run.start
+    highest, lowest = (range_reduce(op, v, start, stop) for op in (np.maximum, np.minimum))
+    # Keys before the window only add to the sum.
+    return highest, lowest, np.cumsum(np.abs(v), axis=0)[np.maximum(stop, 1) - 1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -377,10 +446,20 @@ def _grown(share: np.ndarray, log_share: np.ndarray, exponent: np.ndarray) -> np
 
     expm1(x) <= x + x**2 for 0 <= x <= 1.
     """
-    if exponent.max() < 1.0:
-        return share * (exponent * (1.0 + exponent))
-    small = share * (exponent * (1.0 + exponent))
-    return np.where(exponent < 1.0, small, np.exp(np.minimum(log_share + exponent, OVERFLOWING)))
+    grown = _small_growth(share, exponent)
+    if not exponent.max() < 1.0:
+        raised = np.minimum(log_share + exponent, OVERFLOWING)
+        np.copyto(grown, flushed_exp(raised), where=~(exponent < 1.0))
+    return grown
+
+
+def _small_growth(share: np.ndarray, exponent: np.ndarray, more: float = 0.0) -> np.ndarray:
+    """P' (x + x**2 + more)."""
+    small = exponent + 1.0
+    small *= exponent
+    small += more
+    small *= share
+    return small
 
 
 def _evaluation_doubt(own: np.ndarray, share: np.ndarray, log_share: np.ndarray) -> np.ndarray:
@@ -401,15 +480,6 @@ def _shift_error(device: DeviceModel) -> float:
     return device.unit_roundoff * 2 * (LARGEST_EXPONENT + BIAS) + device.smallest_normal
 
 
-def _shared_weight_error(rows: _Rows) -> np.ndarray:
-    """rho_k P_k: by how much a weight that is not flushed may be off, as a share of the row."""
-    exponent = LN2 * (rows.sigma + _shift_error(rows.device)) + rows.doubt
-    grown, exp2 = _grown(rows.share, rows.log_share, exponent), rows.device.exp2_relative
-    if exponent.max() < 1.0:
-        return grown + rows.share * (exp2 * math.e)
-    return np.where(exponent < 1.0, grown + rows.share * (exp2 * math.e), grown * (1.0 + exp2))
-
-
 def _doubt_of_exact(rows: _Rows, spread: np.ndarray, largest: np.ndarray) -> np.ndarray:
     """|sum_k P'_k v_k - f|: what float64 shares make of the exact output; never more than the spread of the values."""
     if rows.doubt.shape[1] == 1:
@@ -427,20 +497,27 @@ def _out_bound(rows: _Rows) -> np.ndarray:
     spread = highest - lowest
     doubt = _doubt_of_exact(rows, spread, largest)
     exact = np.abs(computed) + doubt
-    rho_share = _shared_weight_error(rows)
+    rho_share = rows.shared_weight_error
     rounding_p = (1.0 + rows.weight_unit) * (1.0 + summing)
-    alpha_share = rho_share * rounding_p + rows.share * (rounding_p - 1.0)
-    beta = (rho_share * (1.0 + summing) + rows.share * summing).sum(axis=1, keepdims=True)
+    alpha_share = rho_share * rounding_p
+    alpha_share += rows.share * (rounding_p - 1.0)
+    beta = rho_share.sum(axis=1, keepdims=True) * (1.0 + summing) + rows.share.sum(axis=1, keepdims=True) * summing
     theta = rows.flushed_weight * (rows.total_v + n * exact) + rows.flushed_products[:, None]
     denominator = 1.0 - beta - n * rows.flushed_weight
-    numerator = alpha_share @ abs_v + exact * beta + theta
+    numerator = alpha_share @ abs_v
+    numerator += exact * beta
+    numerator += theta
     first_order = np.where(denominator > 0.0, numerator / denominator, np.inf)
-    farthest = np.minimum(np.maximum(highest - computed, computed - lowest) + doubt, spread)
-    convex = farthest + _skew(summing, rows.weight_unit) * largest + rows.flushed_products[:, None]
-    inner = np.fmin(first_order, convex)
-    divided = inner + (2.0 * device.reciprocal_relative + 3.0 * device.unit_roundoff) * (exact + inner)
+    farthest = np.maximum(highest - computed, computed - lowest)
+    farthest += doubt
+    convex = np.minimum(farthest, spread, out=farthest)
+    convex += _skew(summing, rows.weight_unit) * largest + rows.flushed_products[:, None]
+    convex[rows.counts > CONVEX_KEYS] = np.inf
+    divided = np.fmin(first_order, convex, out=convex)
+    divided += (2.0 * device.reciprocal_relative + 3.0 * device.unit_roundoff) * (exact + divided)
     # The result is formed at half scale, where anything below smallest_normal is flushed.
-    return divided + unit * (exact + divided) + 2.0 * device.smallest_normal
+    divided += unit * (exact + divided) + 2.0 * device.smallest_normal
+    return divided
 
 
 def _skew(summing: np.ndarray, unit: float) -> np.ndarray:
@@ -452,7 +529,7 @@ def _lse_bound(rows: _Rows) -> np.ndarray:
     """In nats: the error of the sum, of the logarithm, and of putting the anchor back."""
     device = rows.device
     flushed = rows.counts * rows.flushed_weight
-    beta = (_shared_weight_error(rows) * (1.0 + rows.summing[:, None])).sum(axis=1) + rows.summing + flushed
+    beta = rows.shared_weight_error.sum(axis=1) * (1.0 + rows.summing) + rows.summing + flushed
     of_sum = _log_of_relative(beta)
     # Whatever the scores' errors are, they move the LSE by at most the largest of them.
     alone = np.expm1(LN2 * _shift_error(device)) + device.exp2_relative * math.e

@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jaxtyping import Bool, Float64, Int
+
+    from verify.attention.problem import AttentionProblem
 
 UNIT = 2.0**-53
 FUNCTION_ULPS = 2.0
@@ -17,6 +21,10 @@ FUNCTION_ULPS = 2.0
 FUNCTION_ERROR = 2.0 * FUNCTION_ULPS * UNIT * 1.001
 # Absolute error of one underflowing operation, generously: 2^-1022 is enough (lemma 1).
 TINY = 2.0**-1020
+# Weights below exp(FLUSHED_LOG) count as 0, each with an error of at most FLUSHED_WEIGHT (lemma 3): subnormal numbers
+# make exp and products many times slower.
+FLUSHED_LOG = -694.0
+FLUSHED_WEIGHT = 2.0**-1000
 # exp(x) is below 2^-1022 from here on, so that the rounding of x - max no longer matters (lemma 3).
 EXP_RANGE = 745.0
 # Roundings of softcap * tanh(z / softcap), relative to min(softcap, |z|): lemma 9.
@@ -70,12 +78,12 @@ class KVHead:
     @functools.cached_property
     def prefix_low(self) -> Float64[np.ndarray, "kv_len v_dim"]:
         """Per key and lane the least value up to it."""
-        return _running(np.minimum, self.values)
+        return running(np.minimum, self.values)
 
     @functools.cached_property
     def prefix_high(self) -> Float64[np.ndarray, "kv_len v_dim"]:
         """Per key and lane the largest value up to it."""
-        return _running(np.maximum, self.values)
+        return running(np.maximum, self.values)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -170,10 +178,13 @@ class Bounded:
         """Zeros, to be filled block by block."""
         return cls(*(np.zeros(s) for s in ((*shape, v_dim), (*shape, v_dim), shape, shape, shape, shape)))
 
-    def put(self, rows: slice | np.ndarray | tuple[int, int, slice | np.ndarray], other: Bounded) -> None:
-        """Write the values of some rows."""
+    def put(self, rows: slice | np.ndarray | tuple[int, np.ndarray, np.ndarray], other: Bounded) -> None:
+        """Write the values of some rows; of several heads one after the other, named as columns and rows."""
         for field in dataclasses.fields(self):
-            getattr(self, field.name)[rows] = getattr(other, field.name)
+            into, found = getattr(self, field.name), getattr(other, field.name)
+            if isinstance(rows, tuple):
+                found = found.reshape(rows[1].size, rows[2].size, *found.shape[1:])
+            into[rows] = found
 
 
 def range_reduce(ufunc: np.ufunc, x: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
@@ -201,12 +212,31 @@ def _split(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.flatnonzero(~finite.all(axis=1)), np.where(finite, raw, raw.dtype.type(0))
 
 
-def _running(ufunc: np.ufunc, x: np.ndarray) -> np.ndarray:
+def alike(problem: AttentionProblem) -> Iterator[tuple[int, list[int]]]:
+    """KV heads with the query heads that share them and have one sink: their rows can go through one block."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for head in range(problem.heads):
+        groups.setdefault((problem.kv_head(head), repr(problem.sink(head))), []).append(head)
+    for (kv_head, _), heads in groups.items():
+        yield kv_head, heads
+
+
+def running(ufunc: np.ufunc, x: np.ndarray) -> np.ndarray:
     """Minimum or maximum over the first 1, 2, ... rows; doubling is several times faster than `accumulate`."""
     step = 1
     while step < len(x):
         x = np.concatenate([x[:step], ufunc(x[step:], x[:-step])])
         step *= 2
+    return x
+
+
+def flushed_exp(x: np.ndarray) -> np.ndarray:
+    """exp(x), and 0 below FLUSHED_LOG.  Overwrites x."""
+    kept = x >= FLUSHED_LOG
+    if kept.all():
+        return np.exp(x, out=x)
+    np.exp(np.maximum(x, FLUSHED_LOG, out=x), out=x)
+    x *= kept
     return x
 
 
@@ -216,9 +246,9 @@ def _norms(x: np.ndarray) -> np.ndarray:
 
 def attend(block: Block) -> Bounded:
     """One block of rows: values, bounds, and the classes of what is not finite."""
-    result = Bounded.blank((len(block.q),), block.head.values.shape[1])
     sink = block.rule.sink
     if block.width == 0:
+        result = Bounded.blank((len(block.q),), block.head.values.shape[1])
         _set_class(result, block.empty, 0.0, -np.inf if sink is None else sink)
         result.max_logit[:] = -np.inf
         if sink is not None and not np.isfinite(sink):
@@ -243,8 +273,7 @@ def attend(block: Block) -> Bounded:
         top = np.where(skip, 0.0, top)
         floor = np.where(skip, 0.0, floor)
     calm = np.where(skip, 0.0, reach)
-    loose, whole = _whole_rows(finite, logits, top, floor, calm)
-    result.put(slice(None), whole)
+    loose, result = _whole_rows(finite, logits, top, floor, calm)
     known = np.where(beyond, 0.0, reach)
     result.max_logit[:], result.max_logit_error[:] = largest, _reach_error(finite, known) * _slack(block)
     tight = np.flatnonzero(loose & ~skip)
@@ -338,13 +367,13 @@ def _whole_rows(
     weight_error = relative * (1.0 + relative) + FUNCTION_ERROR * (1.0 + 2.0 * relative) + gamma(terms)
 
     logits -= top[:, None]
-    weights = np.exp(logits, out=logits)
+    weights = flushed_exp(logits)
     total = weights.sum(axis=1)
     weights = weights[:, : block.width]
-    total_error = weight_error * total + terms * TINY
+    total_error = weight_error * total + terms * FLUSHED_WEIGHT
     product_error = weights @ sizes
     product_error *= weight_error[:, None]
-    product_error += terms * TINY * (1.0 + sizes.max(initial=0.0))
+    product_error += terms * FLUSHED_WEIGHT * (1.0 + sizes.max(initial=0.0))
     least = np.maximum(1.0, total - total_error)
     out, out_error = _quotient(block, _Sums(weights, total, total_error, product_error, least))
     lse, lse_error = _log_sum(block, top, total, shift + total_error / least)
@@ -409,15 +438,17 @@ def _key_by_key(block: Block, raw_q: np.ndarray) -> Bounded:
     doubt = shift + shift[rows, anchor][:, None] + 1.01 * UNIT * np.minimum(-gap, LARGEST_LOGIT) + TINY
     doubt *= slack
     doubt[rows, anchor] = 0.0
-    weights = np.exp(gap)
+    weights = flushed_exp(gap.copy())
     terms, width = block.terms, block.width
     with np.errstate(over="ignore", invalid="ignore"):
-        most = np.exp(gap + doubt) * (1.0 + 2.0**-40)
-        fewest = np.exp(gap - doubt) * (1.0 - 2.0**-40)
-        deviation = most - weights + TINY  # e^h - 1 >= 1 - e^-h: the upper side is the wider one
+        most = flushed_exp(gap + doubt)
+        most *= 1.0 + 2.0**-40
+        fewest = flushed_exp(gap - doubt)
+        fewest *= 1.0 - 2.0**-40
+        deviation = most - weights  # e^h - 1 >= 1 - e^-h: the upper side is the wider one
         deviation[rows, anchor] = 0.0
         total = weights.sum(axis=1)
-        total_error = deviation.sum(axis=1) + gamma(terms) * total + terms * TINY
+        total_error = deviation.sum(axis=1) + gamma(terms) * total + terms * FLUSHED_WEIGHT
         sizes = block.head.sizes[block.keys]
         least = np.maximum(1.0, fewest.sum(axis=1) * (1.0 - 2.0**-40))
         # max_k z_k <= lse <= max_k z_k + ln(count), whatever the weights.
@@ -425,7 +456,7 @@ def _key_by_key(block: Block, raw_q: np.ndarray) -> Bounded:
         above = (logits + shift).max(axis=1) + np.log(terms)
         weights, deviation = weights[:, :width], deviation[:, :width]
         product_error = deviation @ sizes + gamma(terms) * (weights @ sizes)
-        product_error += terms * TINY * (1.0 + sizes.max(initial=0.0))
+        product_error += terms * FLUSHED_WEIGHT * (1.0 + sizes.max(initial=0.0))
         out, out_error = _quotient(block, _Sums(weights, total, total_error, product_error, least))
         lse, lse_error = _log_sum(block, top, total, shift[rows, anchor] + total_error / least)
         widest = np.maximum(above - lse, lse - below) + 8.0 * UNIT * (np.abs(above) + np.abs(below))

@@ -28,6 +28,7 @@ from verify.attention.float64_rows import (
     Bounded,
     KVHead,
     LogitRule,
+    alike,
     attend,
     gamma,
 )
@@ -54,9 +55,9 @@ __all__ = [
     "refine",
 ]
 
-# Scores, and rows, handled at a time.
-BLOCK_ELEMENTS = 1 << 19
-MOST_ROWS, FEWEST_ROWS = 512, 16
+# Scores, and rows, handled at a time: few enough for the cache, and under a causal mask few that nobody sees.
+BLOCK_ELEMENTS = 1 << 15
+MOST_ROWS, FEWEST_ROWS = 512, 64
 # A reference has to be this much better than what is judged by it; rows that are not go to ball arithmetic.
 SHARE_OF_TOLERANCE = 0.01
 
@@ -89,11 +90,11 @@ def attention(
         views = (
             problem.views(batch) if counts is None else [View(slice(None), slice(None), np.zeros_like(counts), counts)]
         )
-        for kv_head in range(problem.kv_heads):
-            for view in views:
-                head = KVHead.of(*(widen(x[batch, kv_head, view.keys]).astype(dtype) for x in (problem.k, problem.v)))
-                for query_head in _group(problem, kv_head):
-                    _attend_view(problem, (batch, query_head), view, head, rows_per_block, result)
+        for view in views:
+            for kv_head, query_heads in alike(problem):
+                keys, values = (widen(x[batch, kv_head, view.keys]) for x in (problem.k, problem.v))
+                head = KVHead.of(keys.astype(dtype, copy=False), values.astype(dtype, copy=False))
+                _attend_view(problem, (batch, query_heads), view, head, rows_per_block, result)
     return Reference(
         result.out,
         result.out_error,
@@ -107,21 +108,22 @@ def attention(
 
 def _attend_view(
     problem: AttentionProblem,
-    at: tuple[int, int],
+    at: tuple[int, list[int]],
     view: View,
     head: KVHead,
     rows_per_block: int | None,
     result: Bounded,
 ) -> None:
-    """All rows of one view for one query head, block by block."""
-    batch, query_head = at
-    q = widen(problem.q[batch, query_head, view.rows]).astype(head.keys.dtype)
+    """All rows of one view for query heads that see the same keys and sink, block by block."""
+    batch, heads = at
+    count = len(heads)
+    q = widen(problem.q[batch, heads][:, view.rows]).astype(head.keys.dtype, copy=False)
     rows = np.arange(problem.q_len)[view.rows]
-    rule = LogitRule(problem.scale, problem.softcap, problem.sink(query_head))
-    for part in _row_blocks(view, len(rows), rows_per_block):
-        block = Block(q[part], head, view.start[part], view.stop[part], rule)
-        where = part if isinstance(view.rows, slice) else rows[part]
-        result.put((batch, query_head, where), attend(block))
+    rule = LogitRule(problem.scale, problem.softcap, problem.sink(heads[0]))
+    for part in _row_blocks(view, len(rows), rows_per_block, count):
+        start, stop = (np.tile(x[part], count) for x in (view.start, view.stop))
+        block = Block(np.concatenate([*q[:, part]]), head, start, stop, rule)
+        result.put((batch, np.array(heads)[:, None], rows[part][None, :]), attend(block))
 
 
 def refine(
@@ -170,20 +172,17 @@ def _counts(problem: AttentionProblem, visible: np.ndarray) -> np.ndarray:
     return visible
 
 
-def _group(problem: AttentionProblem, kv_head: int) -> list[int]:
-    return [head for head in range(problem.heads) if problem.kv_head(head) == kv_head]
-
-
-def _row_blocks(view: View, rows: int, rows_per_block: int | None) -> Iterator[slice]:
+def _row_blocks(view: View, rows: int, rows_per_block: int | None, heads: int) -> Iterator[slice]:
     """Consecutive rows that are handled together; unless told, as many as keep a block within BLOCK_ELEMENTS."""
     begin = 0
+    fewest = max(FEWEST_ROWS // heads, 1)
     while begin < rows:
         count = min(rows_per_block or MOST_ROWS, rows - begin)
-        while rows_per_block is None and count > FEWEST_ROWS:
+        while rows_per_block is None and count > fewest:
             part = slice(begin, begin + count)
             extent = int(view.stop[part].max() - view.start[part].min())
-            if count * extent <= BLOCK_ELEMENTS:
+            if count * heads * extent <= BLOCK_ELEMENTS:
                 break
-            count = max(count // 2, FEWEST_ROWS)
+            count = max(count // 2, fewest)
         yield slice(begin, begin + count)
         begin += count

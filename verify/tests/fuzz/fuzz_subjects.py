@@ -73,6 +73,15 @@ def raises(problem: AttentionProblem, *, config: Config = (0, 0, 0)) -> SubjectR
     return oracle(problem, config=config)
 
 
+def raises_two_ways(problem: AttentionProblem, *, config: Config = (0, 0, 0)) -> SubjectResult:
+    """Refuses |v| beyond 2**118, and |v| beyond 2**60 in other words."""
+    largest = np.abs(widen(problem.v)).max()
+    if 2.0**60 < largest <= 2.0**118:
+        message = "values are large"
+        raise ArithmeticError(message)
+    return raises(problem, config=config)
+
+
 @functools.cache
 def _first_call(key: tuple[object, ...]) -> bool:
     time.sleep(1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 
 from fuzz.campaign import Campaign, Plan
 from fuzz.case import Case, case_key, load_case
-from fuzz.cli import INTERRUPTED, OK, USAGE, VIOLATED, main
+from fuzz.cli import INTERRUPTED, OK, USAGE, VIOLATED, _parser, main
 from fuzz.crew import LocalCrew
 from fuzz.store import State, Store
 from verify import records
@@ -240,3 +241,14 @@ def test_limits_must_be_positive(words: list[str], capsys: pytest.CaptureFixture
         main(["run", "anchor", *words])
     assert stopped.value.code == USAGE
     assert f"got {words[1]}" in capsys.readouterr().err
+
+
+def test_workflow_runs_commands_that_exist() -> None:
+    """The command line takes each command of the example workflow, and none needs a file that is not tracked."""
+    text = (ROOT / ".github" / "workflows" / "fuzz.yml").read_text(encoding="utf-8")
+    commands = re.findall(r"run: uv run python -m fuzz (.*)", text)
+    assert len(commands) == 2
+    for command in commands:
+        words = re.sub(r"\$\{\{.*?\}\}", "nightly", command).split()
+        assert callable(_parser().parse_args(words).run)
+    assert "--frozen" not in text  # uv.lock is not tracked

@@ -85,11 +85,10 @@ def test_planted_fault_is_found_and_shrunk(make: Any) -> None:
     tally = play(worker, 300)
     assert tally.violations > 0
     assert tally.cases <= 300 + 400
-    # One file for each root (the output, the LSE, both); Hypothesis shrinks at least the one it ends on.
-    cases = [load_case(path) for path in worker.store.failures.glob("*.json")]
-    assert all("searched" in case.provenance for case in cases)
-    shrunk = [case for case in cases if SHRUNK in case.provenance]
-    assert shrunk
+    # One file for each root (the output, the LSE, both).
+    shrunk = [load_case(path) for path in worker.store.failures.glob("*.json")]
+    assert all("searched" in case.provenance for case in shrunk)
+    assert all(SHRUNK in case.provenance for case in shrunk)
     # How far Hypothesis gets depends on its constants: to one plant at best, to three that a person can still read.
     case = min((case.inputs for case in shrunk), key=lambda case: len(case.edits))
     jumps = [float(size) for size in re.findall(r"(-?[\d.]+) at key", case.name)]
@@ -143,6 +142,18 @@ def test_no_false_alarm(make: Any) -> None:
     assert not list(worker.store.failures.iterdir())
     assert tally.worst is not None
     assert 0.0 < tally.worst.share <= 1.0
+
+
+def test_every_root_of_a_round_is_shrunk(make: Any) -> None:
+    """A round that meets failures of two kinds makes both of them small, not the last one alone."""
+    worker = make("raises_two_ways")
+    play(worker, 100)
+    cases = {path.name: load_case(path) for path in worker.store.failures.glob("*.json")}
+    assert set(cases) == {"attention-raised-OverflowError.json", "attention-raised-ArithmeticError.json"}
+    for case in cases.values():
+        assert SHRUNK in case.provenance
+        assert NOT_SHRUNK not in case.provenance
+        assert len(case.inputs.edits) <= 2
 
 
 def test_exception_is_a_finding(make: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from flint import arb
 
 from verify.attention import oracle_arb, oracle_float64
+from verify.attention.float64_rows import FLUSHED_LOG, FLUSHED_WEIGHT, flushed_exp
 from verify.tests.judge.problems import TRAITS, adversarial_problem, normal_problem, problem
 
 if TYPE_CHECKING:
@@ -120,6 +121,17 @@ def test_what_the_anchor_has_lost_counts_for_every_key() -> None:
         exact = oracle_arb.attention(case)
         lost.append(np.abs(oracle_float64.attention(case).out - exact.out).max())
     assert max(lost) > 1e-3
+
+
+def test_weights_are_flushed_within_their_charge() -> None:
+    """Below FLUSHED_LOG a weight counts as 0, which is at most FLUSHED_WEIGHT off; above it is exp's; NaN stays NaN."""
+    x = np.array([0.0, -1.0, FLUSHED_LOG, np.nextafter(FLUSHED_LOG, -np.inf), -np.inf, np.nan])
+    found = flushed_exp(x.copy())
+    assert found[:3].tolist() == np.exp(x[:3]).tolist()
+    assert found[3:5].tolist() == [0.0, 0.0]
+    assert np.isnan(found[5])
+    # Lemma 3: times e^h with h <= LOOSE, and room for what underflows.
+    assert arb(FLUSHED_LOG).exp() * arb(oracle_float64.LOOSE).exp() + 4 * oracle_float64.TINY < FLUSHED_WEIGHT
 
 
 def test_equal_values_are_exact() -> None:

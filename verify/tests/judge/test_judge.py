@@ -373,6 +373,20 @@ def test_a_well_known_mistake_is_named(name: str) -> None:
     assert name in judgement.reason.split("agrees with: ")[1]
 
 
+def test_a_row_too_small_for_any_format_fails_in_plain_words() -> None:
+    """A row whose exact values lie below 2^-126 in size is the multiple of nothing, and its square is no divisor."""
+    case = causal_case()
+    q, k, v = np.zeros_like(case.q), np.zeros_like(case.k), np.zeros_like(case.v)
+    q[..., 0], k[:, :, 0, 0], v[:, :, 1] = 1.0, 2.0**9, 1.0
+    tiny = dataclasses.replace(case, q=q, k=k, v=v, scale=1.0)
+    want = oracle_float64.attention(tiny).out
+    assert want[0, 0, 0, 0] > 0.0
+    assert want[0, 0, 0, 0] ** 2 == 0.0
+    judgement = judge(tiny, np.ones_like(case.q), None, plain_bound(tiny, 2.0**-8))
+    assert judgement.verdict is Verdict.FAIL
+    assert "the right row times" not in judgement.reason
+
+
 def test_a_dropped_tail_and_zeros_are_named() -> None:
     """Not causal, 300 keys: dropping the last partial block of 128, or giving zeros, is named."""
     case = dataclasses.replace(causal_case(), causal=False)
