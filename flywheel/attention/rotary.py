@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.core import Tracer
 
 if TYPE_CHECKING:
     from jax import Array
@@ -66,7 +67,7 @@ def check_positions(positions: Any) -> None:  # noqa: ANN401  what a caller gave
     Raises:
         ValueError: names the first of them and the rule.
     """
-    if isinstance(positions, jax.core.Tracer | jax.ShapeDtypeStruct):
+    if isinstance(positions, Tracer | jax.ShapeDtypeStruct):
         return
     values = np.asarray(positions)
     wrong = values[(values < 0) | (values > MAX_POSITION)]
