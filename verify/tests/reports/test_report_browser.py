@@ -242,7 +242,7 @@ def test_a_link_leads_to_its_row(opened) -> None:  # noqa: ANN001
 def test_sorting(opened) -> None:  # noqa: ANN001
     """A click on a heading sorts by size, NaN above infinity above numbers, and says so to assistive technology."""
     page = opened("hostile")
-    table = page.locator("table.cases").nth(1)
+    table = page.locator("table.cases").first
     heading = table.locator("thead th").nth(3)
     heading.get_by_role("button").click()
     assert heading.get_attribute("aria-sort") == "descending"
