@@ -46,8 +46,8 @@ _THROUGH, _ADVANCE = gdn_contract._Carried.through, gdn_contract._Carried.advanc
 BY_NAME = {lemma.name: lemma for lemma in catalogue.LEMMAS}
 
 
-DEEP = {"ragged_windows"}
-"""Lemmas that take seconds."""
+DEEP = {"ragged_windows", "tile_skipping", "packed_rows_written_once"}
+"""Lemmas that take many seconds; `python -m proofs`, which `.ci/run` calls, checks them every time."""
 
 
 @pytest.mark.smoke

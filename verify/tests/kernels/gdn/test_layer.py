@@ -119,6 +119,7 @@ def test_rows_of_no_sequence_are_zero() -> None:
     assert np.isfinite(found.out.astype(np.float32)).all()
 
 
+@pytest.mark.deep
 def test_permuted_sequences_permute_results() -> None:
     """The order of sequences does not matter, to the bit, where each starts at the same row of its 8-row group."""
     lengths = (16, 64, 8, 24, 40, 15)

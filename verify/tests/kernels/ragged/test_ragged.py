@@ -44,6 +44,7 @@ def test_every_start_offset(offset: int) -> None:
     assert_within_contract(problem, run(problem))
 
 
+@pytest.mark.deep
 def test_padding_and_empty_rows_are_zero() -> None:
     """Tokens that belong to no sequence give 0 with LSE -inf, also beyond the last group of 8 rows."""
     problem = batch(LENGTHS)
