@@ -42,13 +42,13 @@ OPERATIONS = {
         ),
         Operation(
             RAGGED,
-            "flywheel.ragged.ragged_attention",
+            "flywheel.ragged_attention",
             "fuzz.attention.ragged:load_ragged",
             "fuzz.attention.ragged:names",
         ),
         Operation(
             LAYER, "flywheel.gdn.fused_conv1d_gdn[bf16]", "verify.subjects.gdn:load", "verify.subjects.gdn:names"
         ),
-        Operation(INVERSE, "flywheel.triangular_inverse", "fuzz.gdn.subjects:load", "fuzz.gdn.subjects:names"),
+        Operation(INVERSE, "flywheel.gdn.triangular_inverse", "fuzz.gdn.subjects:load", "fuzz.gdn.subjects:names"),
     )
 }  # fmt: skip

@@ -50,7 +50,7 @@ OF_KEYS: dict[str, dict[str, str]] = {
 OTHERS = frozenset(name for name in (*BUILT_IN, *PEERS, *gdn.PEERS) if not is_ours(name))
 """Kernels that are compared with, not answered for."""
 
-ORDER = (FLYWHEEL, RAGGED, LAYER_SUBJECT, INVERSE_SUBJECT)
+OURS = (FLYWHEEL, RAGGED, LAYER_SUBJECT, INVERSE_SUBJECT)
 """Our kernels in the order of a page; others follow as they come."""
 
 SEARCHES = ("corpus", "fuzz")
@@ -340,7 +340,7 @@ def build_report(records: Iterable[Mapping[str, Any]], absences: Sequence[Absenc
 
 def _place(subject: str) -> int:
     name = subject.partition("[")[0]
-    return ORDER.index(name) if name in ORDER else len(ORDER)
+    return OURS.index(name) if name in OURS else len(OURS)
 
 
 def _identity(row: Row) -> tuple[Any, ...]:

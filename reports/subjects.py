@@ -7,8 +7,9 @@ import functools
 from typing import TYPE_CHECKING
 
 from fuzz.gdn.subjects import FLYWHEEL as INVERSE
-from reports.grid_gdn import FILLED, INVERSE_SUBJECT, LAYER_SUBJECT, PRECISIONS
+from reports.grid_gdn import FILLED, INVERSE_SUBJECT, PRECISIONS
 from reports.grid_ragged import INVARIANT, RAGGED
+from reports.model import OURS
 from verify.subjects import gdn, registry
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 INVERSES = {f"{INVERSE_SUBJECT}[{precision}]": precision for precision in PRECISIONS}
 PACKED = {RAGGED: "verify.subjects.ours:RAGGED", INVARIANT: "verify.subjects.ours:RAGGED_INVARIANT"}
-OURS = (registry.FLYWHEEL, RAGGED, LAYER_SUBJECT, INVERSE_SUBJECT)
 
 
 def is_ours(name: str) -> bool:

@@ -16,7 +16,7 @@ from fuzz.attention.evaluate import Answer, KernelRaisedError, Trial, attempt, j
 from verify.attention import oracle_float64
 from verify.attention.problem import BF16
 from verify.attention.subjects import SubjectResult
-from verify.subjects.ours import FLYWHEEL
+from verify.subjects.ours import RAGGED, RAGGED_INVARIANT
 from verify.subjects.registry import SubjectError, load
 from verify.verdict import Judgement, Verdict
 
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from fuzz.case import Case
     from verify.attention.ragged import RaggedProblem
 
-OURS = "flywheel.ragged.ragged_attention"
-INVARIANT = f"{OURS}[invariant]"
-"""The same with `batch_invariant=True`."""
+OURS, INVARIANT = RAGGED.name, RAGGED_INVARIANT.name
+"""The second with `batch_invariant=True`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +123,6 @@ def _question(subject: RaggedSubject, trial: Trial) -> Answer:
 def evaluate(case: Case, *, subject: RaggedSubject, name: str, reproduce: str) -> dict[str, Any] | None:
     """Judge a packed batch by the contract of dense attention, row by row, and its guard rows."""
     question = functools.partial(_question, subject)
-    # Features and arithmetic are those of the dense kernel, but for what only packed batches have.
-    features = dataclasses.replace(FLYWHEEL.features, positions=True, ragged=True)
-    held_to = dataclasses.replace(FLYWHEEL, features=features)
+    # The dense problem with the same f aligns rows by positions; the kernel finds them by its boundaries.
+    held_to = dataclasses.replace(RAGGED, features=dataclasses.replace(RAGGED.features, positions=True))
     return attempt(case, question, subject=held_to, name=name, reproduce=reproduce)

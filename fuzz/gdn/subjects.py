@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fuzz.gdn.inverse_case import InverseProblem
 
-OURS = "flywheel.triangular_inverse"
+OURS = "flywheel.gdn.triangular_inverse"
 
 
 @dataclasses.dataclass(frozen=True)
