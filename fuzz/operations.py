@@ -47,7 +47,7 @@ OPERATIONS = {
             "fuzz.attention.ragged:names",
         ),
         Operation(
-            LAYER, "flywheel.gdn.fused_conv1d_gdn[bf16]", "verify.subjects.gdn:load", "verify.subjects.gdn:names"
+            LAYER, "flywheel.gdn.fused_conv1d_gdn", "fuzz.gdn.subjects:load_layer", "fuzz.gdn.subjects:layer_names"
         ),
         Operation(INVERSE, "flywheel.gdn.triangular_inverse", "fuzz.gdn.subjects:load", "fuzz.gdn.subjects:names"),
     )

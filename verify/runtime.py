@@ -5,6 +5,9 @@
 - `xla_allow_excess_precision=false`: otherwise BF16 intermediates stay FP32, and a kernel looks better than it is.
 - `xla_cpu_max_isa=AVX`: otherwise x*y+z contracts to a fused multiply-add, which a TPU v6e does not do.
 - `xla_cpu_multi_thread_eigen=false`, `OPENBLAS_NUM_THREADS=1`: one thread per process, one process per core.
+- `xla_backend_optimization_level=0`: tests and reports compile hundreds of kernels and run each a few times; LLVM's
+  optimiser changes no bit (`verify.tests.project.test_backend`) and takes a quarter of the time. `python -m fuzz`
+  compiles few and runs them thousands of times, so it leaves this one out (`MANY_RUNS`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,10 @@ XLA_FLAGS = (
     "--xla_cpu_max_isa=AVX",
     "--xla_cpu_multi_thread_eigen=false",
 )
+
+QUICK_TO_COMPILE = "--xla_backend_optimization_level=0"
+MANY_RUNS = "FLYWHEEL_MANY_RUNS"
+"""In the environment: few kernels run thousands of times, so that XLA's optimiser pays (`fuzz` sets it)."""
 
 
 def tpu_present() -> bool:
@@ -37,8 +44,9 @@ def configure() -> None:
     """
     present = os.environ.get("XLA_FLAGS", "").split()
     named = {flag.split("=")[0] for flag in present}
-    missing = [flag for flag in XLA_FLAGS if flag.split("=")[0] not in named]
-    if missing and "jax" in sys.modules:
+    wanted = XLA_FLAGS if MANY_RUNS in os.environ else (*XLA_FLAGS, QUICK_TO_COMPILE)
+    missing = [flag for flag in wanted if flag.split("=")[0] not in named]
+    if "jax" in sys.modules and any(flag in XLA_FLAGS for flag in missing):
         message = f"import verify before jax: XLA reads its flags once, and {' '.join(missing)} was not set in time"
         raise RuntimeError(message)
     os.environ["XLA_FLAGS"] = " ".join([*present, *missing])

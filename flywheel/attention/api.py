@@ -29,6 +29,8 @@ from flywheel.attention.tile import ScoreRule, largest_or_nan
 from flywheel.attention.tiling import VMEM_LIMIT, AttentionConfig, Tiling, resolve, vmem_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from jax import Array
     from jax.experimental.pallas import tpu as pltpu
     from jaxtyping import BFloat16, Float32, Int32
@@ -207,6 +209,14 @@ def _band(causal: bool, window: tuple[int | None, int | None] | None, q_len: int
     return Band(lower, upper)
 
 
+def _counts(schedule: Schedule) -> Iterator[tuple[str, int, int]]:
+    """What a schedule has how many of, and of how many the kernel has room; the costly counts last."""
+    yield "query blocks", schedule.q_blocks, MAX_BLOCKS
+    yield "key blocks", schedule.kv_blocks, MAX_BLOCKS
+    yield "steps per head", schedule.step_count, MAX_STEPS
+    yield "kinds of partly visible blocks", len(schedule.bodies), MAX_BODIES
+
+
 def _plan(
     q: Array,
     k: Array,
@@ -227,12 +237,7 @@ def _plan(
         )
         raise ValueError(message)
     schedule = Schedule(q.shape[2], k.shape[2], band, tiling.block_q, tiling.block_kv, tiling.fragment)
-    for what, count, most in (
-        ("query blocks", schedule.q_blocks, MAX_BLOCKS),
-        ("key blocks", schedule.kv_blocks, MAX_BLOCKS),
-        ("steps per head", len(schedule.steps), MAX_STEPS),
-        ("kinds of partly visible blocks", len(schedule.bodies), MAX_BODIES),
-    ):
+    for what, count, most in _counts(schedule):
         if count > most:
             message = (
                 f"config makes {count} {what}, at most {most}: block_q = {tiling.block_q} and "

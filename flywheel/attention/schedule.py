@@ -195,6 +195,11 @@ class Schedule:
             return (0,)
         return tuple(range(begin // self.block_kv, end // self.block_kv + 1))
 
+    @property
+    def step_count(self) -> int:
+        """The number of `steps`, without making them."""
+        return sum(len(self.visited(i)) for i in range(self.q_blocks))
+
     @functools.cached_property
     def steps(self) -> tuple[Step, ...]:
         """Every grid step of a head, query block by query block."""

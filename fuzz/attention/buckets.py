@@ -106,6 +106,11 @@ _ALL = (
         name="128x200-d256", shape=(1, 1, 1, 128, 200, 256), causal=True, scale=LOG2_UNITS, config=(128, 256, 128),
         why="head_dim 256, a masked and ragged last fragment",
     ),
+    Bucket(
+        name="512x1280-d64-woven", shape=(1, 1, 1, 512, 1280, 64), causal=True, scale=LOG2_UNITS,
+        config=(512, 1280, 128), why="a block large enough that the softmax of some fragments stands beside the "
+        "products of earlier ones, and that queries are finished between them",
+    ),
 )  # fmt: skip
 
 _FEATURED = (
@@ -153,6 +158,10 @@ _MASKED = (
     Bucket(
         name="window-right-200x300-d64", shape=(1, 1, 1, 200, 300, 64), causal=False, scale=LOG2_UNITS,
         config=(128, 128, 128), why="bounded to the right alone, not causal", window=(None, 3),
+    ),
+    Bucket(
+        name="window-far-128x33024-d64", shape=(1, 1, 1, 128, 33024, 64), causal=True, scale=LOG2_UNITS,
+        config=(128, 256, 128), why="positions beyond 16 bits, behind a window", window=(1023, 0),
     ),
     Bucket(
         name="heads-8-2-64x64-d64", shape=(1, 8, 2, 64, 64, 64), causal=True, scale=LOG2_UNITS,

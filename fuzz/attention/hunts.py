@@ -16,7 +16,7 @@ from fuzz.attention.buckets import (
     SCHEDULE_BUCKETS,
     Bucket,
 )
-from fuzz.attention.space import RAGGED_BUCKETS, anchor_cases, constant_values, ragged_cases, replay_cases
+from fuzz.attention.space import RAGGED_BUCKETS, RaggedBucket, anchor_cases, constant_values, ragged_cases, replay_cases
 from fuzz.case import Case
 from fuzz.hunts import Hunt
 from fuzz.kinds import KINDS
@@ -33,7 +33,7 @@ CONTRACT = "fuzz.attention.evaluate:evaluate"
 MOVES = "fuzz.attention.moves:MOVES"
 
 POISONS = ("nan", "inf", "-inf")
-RELATIONS = ("permute", "split", "packing", "grouped", "constant", "scaled", "doubled")
+RELATIONS = ("permute", "split", "packing", "grouped", "constant", "scaled", "doubled", "window")
 INVARIANCES = ("run twice", "in a batch", "heads alone")
 DMA_TIMING, MEMORY, SEEDS = ("on_wait", "eager"), ("nan", "zero"), 3
 PEERS = ("flywheel.attention[online]", "jax.nn.dot_product_attention")
@@ -66,6 +66,24 @@ def _poison() -> dict[str, SearchStrategy[str | int]]:
         "tokens": st.sampled_from((1, 2, 16, 128)),
         "lane": st.sampled_from((-1, 0, 5, 63)),
         "head": st.integers(0, 3),
+    }
+
+
+def _packed_cases(buckets: Sequence[RaggedBucket]) -> SearchStrategy[Case]:
+    """Packed batches, poison, and how the kernel is called: that goes with the bucket, since it is compiled."""
+
+    def cases(bucket: RaggedBucket) -> SearchStrategy[Case]:
+        return _asking("ragged", ragged_cases, _packing(bucket.mode))([bucket])
+
+    return st.sampled_from(list(buckets)).flatmap(cases)
+
+
+def _packing(mode: str) -> dict[str, SearchStrategy[str | int]]:
+    return {
+        "padding": st.sampled_from(("none", *POISONS)),
+        "spoilt": st.one_of(st.just(-1), st.integers(0, 5)),
+        "tensor": st.sampled_from(("v", "k", "q")),
+        "mode": st.just(mode),
     }
 
 
@@ -121,7 +139,7 @@ HUNTS = (
     _hunt(
         "relations",
         "metamorphic: permuted keys, split keys, packing, grouped against repeated heads, a constant on all logits, V "
-        "times a power of two, a doubled key against ln 2 on its logit",
+        "times a power of two, a doubled key against ln 2 on its logit, a window that hides nothing",
         RELATION_BUCKETS,
         evaluator="fuzz.attention.metamorphic:evaluate",
         asks={"relation": st.sampled_from(RELATIONS), "seed": st.integers(0, 2**16 - 1)},
@@ -157,10 +175,10 @@ HUNTS = (
     Hunt(
         "ragged",
         "packed sequences: boundaries off the 8-row grid, tails of 1 to 17 rows, empty sequences, poison in the "
-        "padding, guard rows behind the last sequence",
+        "padding or in a neighbour, guard rows behind the last sequence, sinks, the batch-invariant mode",
         RAGGED,
         RAGGED_BUCKETS,
-        _asking("ragged", ragged_cases, {"padding": st.sampled_from(("none", *POISONS))}),
+        _packed_cases,
         "fuzz.attention.ragged:evaluate",
         MOVES,
     ),

@@ -201,6 +201,16 @@ def _doubled(trial: Trial) -> tuple[str, Judgement, SubjectResult]:
     return "doubled", close(pairs, "a doubled key equals ln 2 on its logit"), twice.result
 
 
+def _wide_window(trial: Trial) -> tuple[str, Judgement, SubjectResult]:
+    """A window of as many keys as there are, or a few more, hides nothing."""
+    p = trial.problem
+    if p.window is not None:
+        raise OutsideError
+    wide = dataclasses.replace(p, window=(p.kv_len - 1 + int(trial.case.asked("seed")) % 3, None))
+    first, second = _call(trial, p), _call(trial, wide)
+    return "window", close(_pair(first, second), "a window as wide as the keys hides none"), second.result
+
+
 RELATIONS: dict[str, Callable[[Trial], tuple[str, Judgement, SubjectResult]]] = {
     "permute": _permuted,
     "split": _split,
@@ -209,6 +219,7 @@ RELATIONS: dict[str, Callable[[Trial], tuple[str, Judgement, SubjectResult]]] = 
     "constant": _constant,
     "scaled": _scaled_values,
     "doubled": _doubled,
+    "window": _wide_window,
 }
 
 

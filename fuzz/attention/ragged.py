@@ -1,4 +1,4 @@
-"""Packed sequences: boundaries off the 8-row grid, empty sequences, poison in the padding, guard rows at the end."""
+"""Packed sequences: boundaries off the 8-row grid, empty ones, poison in the padding or a neighbour, guard rows."""
 
 from __future__ import annotations
 
@@ -11,23 +11,28 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from flywheel.ragged import RaggedOutput, ragged_attention
+from fuzz.attention.compare import same_bits
 from fuzz.attention.contamination import POISONS
-from fuzz.attention.evaluate import Answer, KernelRaisedError, Trial, attempt, judged
+from fuzz.attention.evaluate import Answer, KernelRaisedError, OutsideError, Trial, attempt, judged
 from verify.attention import oracle_float64
 from verify.attention.problem import BF16
 from verify.attention.subjects import SubjectResult
+from verify.subjects.judging import REFUSALS
 from verify.subjects.ours import RAGGED, RAGGED_INVARIANT
 from verify.subjects.registry import SubjectError, load
 from verify.verdict import Judgement, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from fuzz.case import Case
     from verify.attention.ragged import RaggedProblem
 
 OURS, INVARIANT = RAGGED.name, RAGGED_INVARIANT.name
 """The second with `batch_invariant=True`."""
+
+DEFAULT, BATCH_INVARIANT = MODES = ("default", "batch invariant")
+"""How our kernel is called; the name `OURS` stands for both, as a case asks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +43,19 @@ class RaggedSubject:
         name: shown in verdicts and records.
         call: from the packed problem to (out `[heads, q_tokens, v_dim]`, lse `[heads, q_tokens]` or None).
         clears: rows of no sequence hold 0, with LSE -inf.
+        modes: other calls of the kernel that a case may ask for by name; a kernel without them is called as ever.
     """
 
     name: str
     call: Callable[[RaggedProblem], tuple[np.ndarray, np.ndarray | None]]
     clears: bool = True
+    modes: Mapping[str, Callable[[RaggedProblem], tuple[np.ndarray, np.ndarray | None]]] = dataclasses.field(
+        default_factory=dict
+    )
+
+    def run(self, problem: RaggedProblem, mode: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """Its results in a mode."""
+        return self.modes.get(mode, self.call)(problem)
 
 
 def _ours(problem: RaggedProblem, *, batch_invariant: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
@@ -77,7 +90,10 @@ def load_ragged(name: str) -> RaggedSubject:
         SubjectError: no such name.
     """
     if name in names():
-        return RaggedSubject(name, functools.partial(_ours, batch_invariant=name == INVARIANT))
+        invariant = functools.partial(_ours, batch_invariant=True)
+        if name == INVARIANT:
+            return RaggedSubject(name, invariant)
+        return RaggedSubject(name, _ours, modes={BATCH_INVARIANT: invariant})
     if ":" not in name:
         message = f"subject must be package.module:object, {OURS} or {INVARIANT}, got {name!r}"
         raise SubjectError(message)
@@ -89,35 +105,87 @@ def poisoned(ragged: RaggedProblem, poison: str) -> RaggedProblem:
     """The padding behind the last sequence filled with what must not matter."""
     if poison == "none":
         return ragged
-    word = np.array(POISONS[poison]).astype(BF16)
-    q, k, v = ragged.q.copy(), ragged.k.copy(), ragged.v.copy()
-    q[:, ragged.q_tokens :] = word
-    k[:, ragged.k_tokens :] = word
-    v[:, ragged.k_tokens :] = word
-    return dataclasses.replace(ragged, q=q, k=k, v=v)
+    rows = {"q": slice(ragged.q_tokens, None), "k": slice(ragged.k_tokens, None), "v": slice(ragged.k_tokens, None)}
+    return _filled(ragged, rows, poison)
+
+
+def spoilt(ragged: RaggedProblem, sequence: int, tensor: str, poison: str) -> RaggedProblem:
+    """One tensor of one sequence filled with what concerns no other sequence."""
+    ends = ragged.cu_seqlens_q if tensor == "q" else ragged.cu_seqlens_k
+    return _filled(ragged, {tensor: slice(int(ends[sequence]), int(ends[sequence + 1]))}, poison)
+
+
+def _filled(ragged: RaggedProblem, rows: Mapping[str, slice], poison: str) -> RaggedProblem:
+    found = {name: getattr(ragged, name).copy() for name in rows}
+    for name, where in rows.items():
+        found[name][:, where] = np.array(POISONS[poison]).astype(BF16)
+    return dataclasses.replace(ragged, **found)
 
 
 def _question(subject: RaggedSubject, trial: Trial) -> Answer:
-    ragged = trial.case.inputs.ragged()  # type: ignore[attr-defined]  an AttentionCase
-    given = poisoned(ragged, str(trial.case.asked("padding")))
-    dense = trial.problem
+    ragged, dense = trial.case.inputs.ragged(), trial.problem  # type: ignore[attr-defined]  an AttentionCase
+    asked = dict(trial.case.ask)
+    poison = str(asked["padding"])
+    sequence = int(asked.get("spoilt", -1))  # cases from before it was drawn do not say
+    if sequence >= 0:
+        tensor = str(asked["tensor"])
+        ragged = spoilt(ragged, sequence % ragged.sequences, tensor, "nan" if poison == "none" else poison)
+        dense = ragged.dense()
     reference = oracle_float64.attention(dense)
-    bound = trial.bound(dense, reference)
+    bound = trial.bound(dense, reference, everywhere=sequence < 0)
+    mode = str(asked.get("mode", DEFAULT))
+    refusals = () if subject.name in names() else REFUSALS
     try:
-        out, lse = subject.call(given)
+        out, lse = subject.run(poisoned(ragged, poison), mode)
+    except refusals as error:
+        raise OutsideError from error
     except Exception as error:
         pltpu.reset_tpu_interpret_mode_state()
         raise KernelRaisedError(error) from error
     result = SubjectResult(ragged.pack(out), None if lse is None else ragged.pack(lse))
     answer = judged(trial, dense, result, bound, reference)
+    if answer.judgement.verdict is Verdict.FAIL and sequence >= 0:
+        return dataclasses.replace(answer, place="neighbour")
     if answer.judgement.verdict is Verdict.FAIL or not subject.clears:
         return answer
+    moved = _moves(subject, ragged, result) if mode == BATCH_INVARIANT else None
+    if moved is not None:
+        failed = Judgement(Verdict.FAIL, moved, answer.judgement.measures)
+        return dataclasses.replace(answer, judgement=failed, place="alone")
     guard = out[:, ragged.q_tokens :].astype(np.float32)
     if (guard != 0.0).any() or np.isnan(guard).any():
         reason = "rows of no sequence must hold 0: guard rows behind the last sequence were written"
         failed = Judgement(Verdict.FAIL, reason, answer.judgement.measures)
         return dataclasses.replace(answer, judgement=failed, place="guard-rows")
     return answer
+
+
+def _moves(subject: RaggedSubject, ragged: RaggedProblem, together: SubjectResult) -> str | None:
+    """How the longest sequence's bits differ when it is packed alone; None if they do not, as a mode may promise."""
+    if BATCH_INVARIANT not in subject.modes:
+        return None
+    queries, keys = np.diff(ragged.cu_seqlens_q), np.diff(ragged.cu_seqlens_k)
+    n = int(queries.argmax())
+    rows = slice(int(ragged.cu_seqlens_q[n]), int(ragged.cu_seqlens_q[n + 1]))
+    columns = slice(int(ragged.cu_seqlens_k[n]), int(ragged.cu_seqlens_k[n + 1]))
+
+    def first(x: np.ndarray, part: slice) -> np.ndarray:
+        found = np.zeros_like(x)
+        found[:, : part.stop - part.start] = x[:, part]
+        return found
+
+    alone = dataclasses.replace(
+        ragged,
+        q=first(ragged.q, rows),
+        k=first(ragged.k, columns),
+        v=first(ragged.v, columns),
+        cu_seqlens_q=np.minimum(np.arange(ragged.sequences + 1), 1) * queries[n],
+        cu_seqlens_k=np.minimum(np.arange(ragged.sequences + 1), 1) * keys[n],
+    )
+    out, lse = subject.run(alone, BATCH_INVARIANT)
+    part = SubjectResult(together.out[:, :, rows], None if together.lse is None else together.lse[:, :, rows])
+    own = SubjectResult(alone.pack(out), None if lse is None else alone.pack(lse))
+    return same_bits(part, own, "a sequence's bits do not depend on where it is packed")
 
 
 def evaluate(case: Case, *, subject: RaggedSubject, name: str, reproduce: str) -> dict[str, Any] | None:

@@ -436,6 +436,9 @@ class RaggedBucket:
         sequences: how many there are.
         why: what it reaches.
         window: (left, right).
+        softcap: hexadecimal float.
+        sinks: whether heads have sinks, whose logits are drawn.
+        mode: how our kernel is called, `default` or `batch invariant`; others have one way.
     """
 
     name: str
@@ -444,6 +447,9 @@ class RaggedBucket:
     sequences: int
     why: str
     window: tuple[int | None, int | None] | None = None
+    softcap: str | None = None
+    sinks: bool = False
+    mode: str = "default"
 
 
 RAGGED_BUCKETS = {
@@ -477,6 +483,23 @@ RAGGED_BUCKETS = {
         RaggedBucket(
             "full-128-d128", (1, 2, 1, 128, 128, 128), causal=False, sequences=4, why="not causal, head_dim 128"
         ),
+        RaggedBucket(
+            "sinks-160-d64",
+            (1, 4, 2, 160, 160, 64),
+            causal=True,
+            sequences=4,
+            why="sinks and a soft cap, grouped heads",
+            softcap=(50.0).hex(),
+            sinks=True,
+        ),
+        RaggedBucket(
+            "invariant-160-d64",
+            (1, 2, 1, 160, 160, 64),
+            causal=True,
+            sequences=4,
+            why="the batch-invariant mode",
+            mode="batch invariant",
+        ),
     )
 }
 
@@ -509,6 +532,9 @@ def ragged_cases(draw: st.DrawFn, buckets: Sequence[RaggedBucket]) -> AttentionC
             for lane, part in enumerate(bf16_parts(size))
         ]
         words.append(f"{size:g} at key {key}")
+    sinks = tuple(draw(st.sampled_from(SINKS)) for _ in range(bucket.shape[1])) if bucket.sinks else None
+    if sinks:
+        words.append("sinks " + ", ".join(f"{float.fromhex(sink):g}" for sink in sinks))
     v_exponent = draw(st.sampled_from((0, 35, 100, 118)))
     words.append("equal logits" if q_exponent is None or k_exponent is None else f"logits 2^{q_exponent + k_exponent}")
     return AttentionCase(
@@ -520,6 +546,8 @@ def ragged_cases(draw: st.DrawFn, buckets: Sequence[RaggedBucket]) -> AttentionC
         exponents=(q_exponent, k_exponent, v_exponent),
         edits=tuple(edits),
         window=bucket.window,
+        softcap=bucket.softcap,
+        sinks=sinks,
         cu_seqlens_q=cu_q,
         cu_seqlens_k=cu_k,
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fuzz.case import Case
 from fuzz.gdn.inverse_case import BETAS, FAMILIES, InverseCase
 from fuzz.gdn.inverse_moves import words
-from fuzz.gdn.layer_case import GATES, LayerCase
+from fuzz.gdn.layer_case import GATES, SPOILT, LayerCase
 from fuzz.gdn.layer_moves import words as layer_words
 from fuzz.hunts import Hunt
 from fuzz.kinds import KINDS, LOCAL
@@ -88,15 +88,21 @@ def inverse_cases(draw: st.DrawFn, buckets: Sequence[InverseBucket]) -> Case:
 
 @dataclasses.dataclass(frozen=True)
 class LayerBucket:
-    """Heads, taps and sequences of a layer; lengths are drawn, since the kernel takes them as data.
+    """Everything static about a layer call; lengths are drawn, since the kernel takes them as data.
 
     Attributes:
         name: what the command line calls it.
         heads: n_kq, n_v.
         width: taps of the convolution.
         sequences: how many are packed.
-        tokens: at most so many in all.
+        tokens: at most so many in all, padding included.
         why: what it reaches.
+        least: tokens in all, padding included: our subject fills up to multiples of 128, and compiles for each.
+        precision: of our kernel's products; others have one of their own.
+        biased: the convolution has a bias.
+        activation: of the convolution.
+        norm: what stands under the root.
+        doubled: write strengths up to 2.
     """
 
     name: str
@@ -105,27 +111,74 @@ class LayerBucket:
     sequences: int
     tokens: int
     why: str
+    least: int = 1
+    precision: str = "bf16"
+    biased: bool = False
+    activation: str = "silu"
+    norm: str = "eps 1e-6"
+    doubled: bool = False
+
+    @property
+    def betas(self) -> list[str]:
+        """Families of write strengths that its gates can give."""
+        return list(LAYER_BETAS) if self.doubled else [name for name in LAYER_BETAS if "2" not in name]
 
 
-UP_TO_ONE = [name for name in LAYER_BETAS if "2" not in name]
+def _layer_buckets(*buckets: LayerBucket) -> dict[str, LayerBucket]:
+    return {bucket.name: bucket for bucket in buckets}
 
-LAYER_BUCKETS = {
-    bucket.name: bucket
-    for bucket in (
-        LayerBucket("one-128", (1, 1), 4, 1, 128, "one sequence of up to two chunks"),
-        LayerBucket("packed-128", (1, 2), 4, 3, 128, "three sequences: tails shorter than the convolution, empty ones"),
-        LayerBucket("grouped-192", (1, 2), 2, 2, 192, "two value heads per key head, two taps"),
-    )
+
+LAYER_BUCKETS = _layer_buckets(
+    LayerBucket("packed-128", (1, 2), 4, 3, 128, "three sequences: tails shorter than the convolution, empty ones"),
+    LayerBucket(
+        "grouped-256", (1, 2), 2, 2, 256, "two value heads per key head, two taps, sequences over two tiles", least=129
+    ),
+    LayerBucket(
+        "eight-taps-128", (1, 1), 8, 4, 128, "the widest convolution, with a bias, operands as pairs: sequences of up "
+        "to seven tokens live on what they were given", precision="bf16x3", biased=True,
+    ),
+)  # fmt: skip
+GATE_BUCKETS = _layer_buckets(
+    LayerBucket("one-128", (1, 1), 4, 1, 128, "one sequence of up to two chunks"),
+    LayerBucket(
+        "bare-128", (1, 1), 3, 1, 128, "no activation, no epsilon: zero vectors and squares that underflow",
+        activation="none", norm="eps 0",
+    ),
+    LayerBucket(
+        "doubled-128", (1, 1), 4, 1, 128, "write strengths up to 2, operands as pairs", precision="bf16x3", doubled=True
+    ),
+)  # fmt: skip
+
+SIZES = {
+    "state": st.sampled_from((0, -4, 4)),
+    "gates": st.one_of(st.integers(-40, 20), st.sampled_from((40, 57, 61, -64, -66))),
 }
-GATE_BUCKETS = {"one-128": LAYER_BUCKETS["one-128"]}
+"""log2 of the projection: where silu cancels, where epsilon outweighs the squares, where their sum nearly overflows or
+underflows."""
 
 
 def _lengths(draw: st.DrawFn, bucket: LayerBucket) -> tuple[int, ...]:
     """Lengths: ordinary first, then those around the convolution's width, the 8-row grid and the chunk."""
-    most = bucket.tokens // bucket.sequences
-    length = st.one_of(st.sampled_from((16, 0, 1, 2, 3, 4, 7, 8, 9, 13, 63, 64, 65)), st.integers(0, most))
-    lengths = draw(st.lists(length.map(lambda n: min(n, most)), min_size=bucket.sequences, max_size=bucket.sequences))
+    length = st.one_of(
+        st.sampled_from((16, 0, 1, 2, 3, 4, 6, 7, 8, 9, 13, 63, 64, 65)), st.integers(0, bucket.tokens)
+    )  # fmt: skip
+    lengths, left = [], bucket.tokens
+    for n in range(bucket.sequences):
+        # The others keep at least a token each: one long sequence among short ones is a case of its own.
+        lengths.append(min(draw(length), left - (bucket.sequences - 1 - n)))
+        left -= lengths[-1]
     return tuple(lengths) if sum(lengths) else (16, *lengths[1:])
+
+
+def _slots(draw: st.DrawFn, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Slots that sequences read and write, of one more than there are sequences; one may be written nowhere."""
+    slots = range(count + 1)
+    order = tuple(draw(st.permutations(slots)))[:count]
+    others = tuple(draw(st.permutations(slots)))[:count] if draw(st.booleans()) else order
+    padded = draw(st.integers(0, 3)) == 3
+    writes = (-1, *order[1:]) if padded else order
+    # A slot that one sequence writes is read by no other: the order of sequences would matter.
+    return tuple(r if r == w or r not in writes else w for r, w in zip(others, writes, strict=True)), writes
 
 
 @st.composite
@@ -134,32 +187,34 @@ def layer_cases(draw: st.DrawFn, hunt: str, buckets: Sequence[LayerBucket]) -> C
     bucket = draw(st.sampled_from(list(buckets)))
     count = bucket.sequences
     lengths = _lengths(draw, bucket)
-    slots = count + 1
-    order = tuple(draw(st.permutations(range(slots))))[:count]
-    others = tuple(draw(st.permutations(range(slots))))[:count] if draw(st.booleans()) else order
-    padded = draw(st.integers(0, 3)) == 3
-    writes = (-1, *order[1:]) if padded else order
-    # A slot that one sequence writes is read by no other: the order of sequences would matter.
-    reads = tuple(r if r == w or r not in writes else w for r, w in zip(others, writes, strict=True))
+    used = sum(lengths)
+    padding = max(min(draw(st.sampled_from((0, 1, 8, 17))), bucket.tokens - used), bucket.least - used)
+    reads, writes = _slots(draw, count)
     inputs = LayerCase(
         "",
         keys=draw(st.sampled_from(list(KEYS))),
-        beta=draw(st.sampled_from(UP_TO_ONE)),
+        beta=draw(st.sampled_from(bucket.betas)),
         decay=draw(st.sampled_from(list(LAYER_DECAYS))),
         seed=draw(st.integers(0, 2**16 - 1)),
         lengths=lengths,
-        padding=draw(st.sampled_from((0, 1, 8, 17))),
+        padding=padding,
         heads=bucket.heads,
         width=bucket.width,
-        size=draw(st.sampled_from((0, -4, 4))) if hunt == "state" else draw(st.integers(-40, 20)),
+        size=draw(SIZES[hunt]),
+        biased=bucket.biased,
+        norm=bucket.norm,
+        activation=bucket.activation,
+        doubled=bucket.doubled,
         gates=draw(st.sampled_from(list(GATES))) if hunt == "gates" else "ordinary",
         initial=tuple(draw(st.lists(st.integers(0, 1), min_size=count, max_size=count))),
         reads=reads,
         writes=writes,
-        slots=slots,
+        slots=count + 1,
         poison=draw(st.booleans()),
+        spoilt=draw(st.integers(-1, count - 1).map(lambda n: n if count > 1 else -1)) if hunt == "state" else -1,
+        spoilt_by=draw(st.sampled_from(SPOILT)),
     )
-    return Case(hunt, dataclasses.replace(inputs, name=layer_words(inputs)))
+    return Case(hunt, dataclasses.replace(inputs, name=layer_words(inputs)), (("precision", bucket.precision),))
 
 
 def _gates(buckets: Sequence[LayerBucket]) -> SearchStrategy[Case]:
@@ -200,7 +255,7 @@ HUNTS = (
     Hunt(
         "state",
         "state carry and slots: permuted, padded and unread slots, initial states that do not count, sequences shorter "
-        "than the convolution, poison wherever nothing is read",
+        "than the convolution, poison wherever nothing is read, and a neighbour that is NaN",
         LAYER,
         LAYER_BUCKETS,
         _state,

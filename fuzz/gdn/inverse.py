@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fuzz.attention.evaluate import log2
-from fuzz.gdn.record import record_of
+from fuzz.gdn.record import in_json, record_of
 from fuzz.outcome import shares
 from verify.backend import device_model
 from verify.gdn.inverse_judge import judge_inverse
@@ -66,8 +66,8 @@ def evaluate(case: Case, *, subject: InverseSubject, name: str, reproduce: str) 
         cells.append(f"{where} worst at {row // 16},{column // 16}")
     return record | {
         "scores": {"log2 error": log2(error), "log2 share of the bound": log2(share), "log2 growth": log2(largest)},
-        "goal": error if math.isfinite(error) else 1e300,
-        "classes": {f"{where} error": error, f"{where} share": share},
+        "goal": in_json(error),
+        "classes": {f"{where} error": in_json(error), f"{where} share": in_json(share)},
         "cells": cells,
         "seconds": time.perf_counter() - start,
     }

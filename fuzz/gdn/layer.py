@@ -7,37 +7,41 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fuzz.attention.evaluate import log2
-from fuzz.gdn.record import record_of
+from fuzz.gdn.record import in_json, record_of
 from fuzz.outcome import severity, shares
 from verify.subjects.gdn import judge_gdn_subject
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
     from fuzz.case import Case
+    from fuzz.gdn.subjects import LayerSubject
     from verify.gdn.problem import GdnProblem
-    from verify.subjects.gdn import GdnSubject
 
 
-def evaluate(case: Case, *, subject: GdnSubject, name: str, reproduce: str) -> dict[str, Any] | None:
+def evaluate(case: Case, *, subject: LayerSubject, name: str, reproduce: str) -> dict[str, Any] | None:
     """Judge a call; None if the kernel does not take it or nothing lies inside the contract's domain."""
     start = time.perf_counter()
     problem: GdnProblem = case.problem
-    judged = judge_gdn_subject(subject, problem)
+    precision = str(dict(case.ask).get("precision", "bf16"))  # cases from before it was drawn do not say
+    judged = judge_gdn_subject(subject.in_precision(precision), problem)
     judgement = judged.judgement
     if judgement.verdict in (Verdict.SKIPPED, Verdict.OUTSIDE_DOMAIN):
         return None
     shape = {"tokens": problem.tokens, "heads": list(problem.heads)}
-    record = record_of(case, judgement, name=name, reproduce=reproduce, shape=shape, features={})
+    features = {"precision": precision, "width": problem.width, "beta_scale": problem.beta_scale}
+    record = record_of(case, judgement, name=name, reproduce=reproduce, shape=shape, features=features)
     found = shares(record)
     inputs: Any = case.inputs
-    cells = [f"{inputs.keys.replace(' ', '-')} {inputs.beta} {inputs.decay}"]
-    cells += [f"all {part} ulp 2^{_exponent(float(m['ulp']['value']))}" for part, m in record["measures"].items()]
-    cells += [f"all {part} share 2^{_exponent(share)}" for part, share in found.items()]
+    cells = [f"{precision} {inputs.keys} {inputs.beta} {inputs.decay}"]
+    cells += [
+        f"{precision} {part} ulp 2^{_exponent(float(m['ulp']['value']))}" for part, m in record["measures"].items()
+    ]
+    cells += [f"{precision} {part} share 2^{_exponent(share)}" for part, share in found.items()]
     bad = judgement.verdict is Verdict.FAIL
     return record | {
-        "root": _root(judgement.reason, found) if bad else None,
+        "root": f"{_root(judgement.reason, found)}-{precision}" if bad else None,
         "scores": {f"log2 share of the bound, {part}": log2(share) for part, share in found.items()},
-        "classes": {f"{part} share": share for part, share in found.items()},
+        "classes": {f"{precision} {part} share": in_json(share) for part, share in found.items()},
         "cells": cells,
         "seconds": time.perf_counter() - start,
     }

@@ -22,6 +22,12 @@ GATES = {
 }
 """(a_log, dt_bias) of every head, or as drawn: where exp(a_log) overflows before its product with softplus."""
 
+NORMS = {"eps 1e-6": 1e-6, "eps 0": 0.0, "none": None}
+"""What stands beside the sum of squares under the root; none: no norm at all."""
+
+SPOILT = ("tokens", "conv state", "state")
+"""Where a sequence may be non-finite from: its own rows, or what its slot holds for it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class LayerCase:
@@ -37,11 +43,16 @@ class LayerCase:
         width: taps of the convolution.
         size: log2 of the projection's scale.
         biased: with a bias of the convolution.
+        norm: one of `NORMS`.
+        activation: of the convolution, `silu` or `none`.
+        doubled: write strengths are twice a sigmoid, up to 2.
         gates: one of `GATES`.
         initial: per sequence 1 if its initial state counts.
         reads, writes: slot of each sequence's initial and final states; -1 reads zeros, writes nowhere.
         slots: how many slots there are.
         poison: NaN in the padding, in slots that no sequence reads, and in initial states that do not count.
+        spoilt: a sequence that is NaN by itself, which no other may notice; -1: none is.
+        spoilt_by: one of `SPOILT`.
         provenance: how the case was found.
     """
 
@@ -56,24 +67,29 @@ class LayerCase:
     width: int = 4
     size: int = 0
     biased: bool = False
+    norm: str = "eps 1e-6"
+    activation: str = "silu"
+    doubled: bool = False
     gates: str = "ordinary"
     initial: tuple[int, ...] = (1,)
     reads: tuple[int, ...] = (0,)
     writes: tuple[int, ...] = (0,)
     slots: int = 1
     poison: bool = False
+    spoilt: int = -1
+    spoilt_by: str = "tokens"
     provenance: str = ""
 
     def build(self) -> GdnProblem:
         """The problem."""
-        for name, table in (("keys", KEYS), ("beta", BETAS), ("decay", DECAYS), ("gates", GATES)):
+        for name, table in _TABLES.items():
             if getattr(self, name) not in table:
                 message = f"{name} must be one of {', '.join(table)}, got {getattr(self, name)!r}"
                 raise CaseError(message)
         # What lies behind the last sequence is drawn as a sequence of its own, then belongs to none.
         lengths = (*self.lengths, *([self.padding] if self.padding else []), *([0] * self.slots))
         drawn = GdnCase(self.keys, self.beta, self.decay, self.seed, lengths, (*self.heads, 128, 128))
-        whole = drawn.layer(width=self.width, size=2.0**self.size, biased=self.biased)
+        whole = drawn.layer(width=self.width, size=2.0**self.size, negative=self.doubled, biased=self.biased)
         last = sum(self.lengths)
         sequences = Sequences(
             np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int64),
@@ -89,16 +105,29 @@ class LayerCase:
             counted = {slot for slot, on in zip(self.reads, self.initial, strict=True) if on and slot != PADDED}
             for slot in set(range(self.slots)) - counted:
                 state[slot], conv[slot] = np.nan, np.array(np.nan).astype(BF16)
-        changes: dict[str, Any] = {}
+        self._spoil(qkv, state, conv)
+        changes: dict[str, Any] = {"norm_eps": NORMS[self.norm], "activation": self.activation}
         extreme = GATES[self.gates]
         if extreme is not None:
-            changes = {
+            changes |= {
                 "a_log": np.full_like(whole.a_log, extreme[0]),
                 "dt_bias": np.full_like(whole.dt_bias, extreme[1]),
             }
         return dataclasses.replace(
             whole, qkv=qkv, a=a, b=b, state=state, conv_state=conv, sequences=sequences, **changes
         )
+
+    def _spoil(self, qkv: np.ndarray, state: np.ndarray, conv: np.ndarray) -> None:
+        """Put NaN into one sequence, or into what it starts from."""
+        if self.spoilt < 0:
+            return
+        first = sum(self.lengths[: self.spoilt])
+        slot = self.reads[self.spoilt]
+        if self.spoilt_by == "tokens":
+            qkv[first : first + self.lengths[self.spoilt]] = np.array(np.nan).astype(BF16)
+        elif slot != PADDED:
+            target = state if self.spoilt_by == "state" else conv
+            target[slot] = np.array(np.nan).astype(target.dtype)
 
     def to_json(self, *, sha256: str | None = None) -> dict[str, Any]:
         """A JSON object that `from_json` reads back."""
@@ -110,11 +139,24 @@ class LayerCase:
         return written.read(LayerCase, FORMAT, body, lambda case: digest(case.build()))
 
 
+_TABLES: dict[str, Any] = {
+    "keys": KEYS,
+    "beta": BETAS,
+    "decay": DECAYS,
+    "gates": GATES,
+    "norm": NORMS,
+    "spoilt_by": SPOILT,
+}
+"""What a field that names a family may say."""
+
+
 def digest(problem: GdnProblem) -> str:
     """SHA-256 of everything that a call is given."""
     h = hashlib.sha256(
         f"layer {problem.heads} {problem.scale.hex()} {problem.beta_scale} {problem.activation}".encode()
     )
+    if problem.norm_eps != NORMS["eps 1e-6"]:  # files from before it was drawn keep their digests
+        h.update(f"eps {problem.norm_eps}".encode())
     for name in ("qkv", "taps", "bias", "b", "a", "a_log", "dt_bias", "conv_state", "state"):
         x = getattr(problem, name)
         if x is not None:

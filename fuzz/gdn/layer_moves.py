@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from fuzz.outcome import Outcome
 
 
+_STATIC = ("width", "biased", "norm", "activation", "doubled")
+"""Fields that select a compiled kernel: made simpler last."""
+
+_LEFT_ALONE = ("name", "provenance", "lengths", "initial", "reads", "writes", "slots", "heads")
+"""Fields without a simpler value of their own."""
+
 _FROM_OTHER = 0.5
 """How often a field comes from the other parent."""
 
@@ -33,10 +39,17 @@ class LayerMoves:
     """`fuzz.hunts.Moves`."""
 
     def vary(self, case: Case, other: Case, rng: Generator) -> Case:
-        """One family, gate or size, from another case or anew."""
+        """One family, gate or size, from another case or anew; or tokens moved from one sequence to another."""
         inputs, theirs = _inputs(case), _inputs(other)
         tables = {"keys": KEYS, "beta": BETAS, "decay": DECAYS, "gates": GATES}
-        field = str(rng.choice([*tables, "size", "seed"]))
+        packed = ["lengths"] if len(inputs.lengths) > 1 else []
+        field = str(rng.choice([*tables, "size", "seed", *packed]))
+        if field == "lengths":
+            lengths = [*inputs.lengths]
+            source, target = (int(n) for n in rng.permutation(len(lengths))[:2])
+            moved = int(rng.integers(lengths[source] + 1))
+            lengths[source], lengths[target] = lengths[source] - moved, lengths[target] + moved
+            return _named(case, dataclasses.replace(inputs, lengths=tuple(lengths), provenance=""))
         if field in tables:
             value = getattr(theirs, field) if rng.random() < _FROM_OTHER else str(rng.choice(list(tables[field])))
         else:
@@ -55,18 +68,20 @@ class LayerMoves:
         """See `fuzz.hunts.Moves`: nothing is kept."""
 
     def simpler(self, case: Case) -> Iterator[Case]:
-        """The default of one field after the other, then fewer tokens."""
+        """The default of one field after the other, fewer tokens, then what needs another compilation."""
         inputs = _inputs(case)
-        for field in dataclasses.fields(LayerCase):
-            if field.name in ("name", "provenance", "lengths", "initial", "reads", "writes", "slots", "heads"):
-                continue
-            if getattr(inputs, field.name) != field.default:
+        plain = [field for field in dataclasses.fields(LayerCase) if field.name not in _LEFT_ALONE]
+        changed = [field for field in plain if getattr(inputs, field.name) != field.default]
+        for field in changed:
+            if field.name not in _STATIC:
                 yield _named(case, dataclasses.replace(inputs, **{field.name: field.default}))  # type: ignore[arg-type]
         for n, length in enumerate(inputs.lengths):
-            for less in {0, length // 2, length - 1} - {length}:
-                if less >= 0:
-                    lengths = (*inputs.lengths[:n], less, *inputs.lengths[n + 1 :])
-                    yield _named(case, dataclasses.replace(inputs, lengths=lengths))
+            for less in sorted({0, length // 2, length - 1} - {length, -1}):
+                lengths = (*inputs.lengths[:n], less, *inputs.lengths[n + 1 :])
+                yield _named(case, dataclasses.replace(inputs, lengths=lengths))
+        for field in changed:
+            if field.name in _STATIC:
+                yield _named(case, dataclasses.replace(inputs, **{field.name: field.default}))  # type: ignore[arg-type]
 
 
 MOVES = LayerMoves()
@@ -83,10 +98,18 @@ def words(inputs: LayerCase) -> str:
         parts.append(inputs.gates)
     if inputs.size:
         parts.append(f"projection 2^{inputs.size}")
+    plain = LayerCase("")
+    if any(getattr(inputs, name) != getattr(plain, name) for name in _STATIC):
+        bias = ", a bias" if inputs.biased else ""
+        parts.append(f"{inputs.width} taps{bias}, activation {inputs.activation}, norm {inputs.norm}")
+    if inputs.doubled:
+        parts.append("write strengths twice a sigmoid")
     if not all(inputs.initial):
         parts.append("some initial states do not count")
     if inputs.reads != inputs.writes:
         parts.append(f"reads {list(inputs.reads)} writes {list(inputs.writes)}")
+    if inputs.spoilt >= 0:
+        parts.append(f"sequence {inputs.spoilt} is NaN by its {inputs.spoilt_by}")
     if inputs.poison:
         parts.append("poison where nothing is read")
     return "; ".join(parts)

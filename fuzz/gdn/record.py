@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from verify.attention.examine import environment, measures_json
@@ -10,6 +11,14 @@ from verify.records import FORMAT
 if TYPE_CHECKING:
     from fuzz.case import Case
     from verify.verdict import Judgement
+
+WORST = 1e300
+"""What stands in a record for an error that no number says: JSON has neither infinities nor NaN."""
+
+
+def in_json(error: float) -> float:
+    """An error as a record holds it."""
+    return error if math.isfinite(error) else WORST
 
 
 def record_of(

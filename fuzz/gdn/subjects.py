@@ -1,15 +1,17 @@
-"""Kernels for the chunk's inverse by name, and any at `package.module:object`."""
+"""Kernels for the chunk's inverse and for whole layers by name, and any at `package.module:object`."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from verify.gdn.inverse_steps import InverseSteps
-from verify.subjects.gdn import GdnSubjectError
+from verify.subjects import gdn
+from verify.subjects.gdn import GdnSubject, GdnSubjectError
 from verify.subjects.lookup import find
 
 if TYPE_CHECKING:
@@ -79,3 +81,36 @@ def load(name: str) -> InverseSubject:
         return FLYWHEEL
     path, found = find(name, InverseSubject, {OURS: OURS}, GdnSubjectError)
     return found if isinstance(found, InverseSubject) else InverseSubject(path, found)  # type: ignore[arg-type]
+
+
+LAYER_OURS = "flywheel.gdn.fused_conv1d_gdn"
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerSubject:
+    """A kernel for a layer.
+
+    Attributes:
+        name: shown in verdicts and records.
+        in_precision: from the precision that a case asks for to what runs it; a kernel that has one ignores it.
+    """
+
+    name: str
+    in_precision: Callable[[str], GdnSubject]
+
+
+def layer_names() -> tuple[str, ...]:
+    """The names that are known."""
+    return (LAYER_OURS, *gdn.names())
+
+
+def load_layer(name: str) -> LayerSubject:
+    """Our kernel in the precision that each case asks for, or a subject of `verify.subjects.gdn.load` as it is.
+
+    Raises:
+        GdnSubjectError: no such name, or nothing callable stands there.
+    """
+    if name == LAYER_OURS:
+        return LayerSubject(name, functools.cache(lambda precision: gdn.load(f"{LAYER_OURS}[{precision}]")))
+    found = gdn.load(name)
+    return LayerSubject(name, lambda _: found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from verify.devices import DeviceModel
     from verify.gdn.contract import GdnBound
-    from verify.gdn.problem import GdnProblem
+    from verify.gdn.problem import GdnProblem, Problem
     from verify.gdn.reference import GdnReference
 
 REFUSALS = (NotImplementedError, ValueError)
@@ -46,10 +46,11 @@ class GdnSubject:
 
     Attributes:
         name: shown in verdicts and records.
-        call: takes the problem, returns a `GdnResult`.
+        call: takes the problem (what `computes` makes of it), returns a `GdnResult`.
         steps: the roundings of its algorithm: the contract that it is held to.
         recurrent: it goes token by token in FP32, as decode kernels do: `recurrent_bound`, not the chunked contract.
         lacking: why it does not take a problem; None if it does.
+        computes: the problem that it is given and judged by: the layer's, or the delta rule in it.
         package: the distribution whose version a record states.
         modules: what must be importable for it to run.
         contract: what its documentation promises, with the place; empty if it promises nothing.
@@ -57,10 +58,11 @@ class GdnSubject:
     """
 
     name: str
-    call: Callable[[GdnProblem], GdnResult]
+    call: Callable[[Any], GdnResult]
     steps: ChunkSteps = dataclasses.field(default_factory=ChunkSteps)
     recurrent: bool = False
     lacking: Callable[[GdnProblem], str | None] = lambda _: None
+    computes: Callable[[GdnProblem], Problem] = lambda problem: problem
     package: str | None = None
     modules: tuple[str, ...] = ()
     contract: str = ""
@@ -73,7 +75,7 @@ class GdnSubject:
             return ""
         return importlib.metadata.version(self.package)
 
-    def bound(self, problem: GdnProblem, device: DeviceModel) -> GdnBound:
+    def bound(self, problem: Problem, device: DeviceModel) -> GdnBound:
         """The contract that it is held to, on one problem."""
         return (recurrent_bound if self.recurrent else contract_bound)(problem, self.steps, device)
 
@@ -99,7 +101,7 @@ class JudgedGdn:
     """
 
     subject: GdnSubject
-    problem: GdnProblem
+    problem: Problem
     result: GdnResult | None
     judgement: Judgement
     reference: GdnReference | None = None
@@ -154,21 +156,22 @@ def judge_gdn_subject(subject: GdnSubject, problem: GdnProblem, *, power: bool =
     reason = subject.missing() or subject.lacking(problem)
     if reason is not None:
         return JudgedGdn(subject, problem, None, Judgement(Verdict.SKIPPED, reason))
+    computed = subject.computes(problem)
     try:
-        result = subject.call(problem)
+        result = subject.call(computed)
     except REFUSALS as error:
         judgement = Judgement(Verdict.SKIPPED, f"the kernel refuses the input: {_in_words(error)}")
-        return JudgedGdn(subject, problem, None, judgement)
+        return JudgedGdn(subject, computed, None, judgement)
     except Exception as error:  # noqa: BLE001  whatever a kernel raises is its result
         # After an exception the interpreter's state would make later calls hang.
         pltpu.reset_tpu_interpret_mode_state()
-        return JudgedGdn(subject, problem, None, Judgement(Verdict.FAIL, f"the kernel raised {_in_words(error)}"))
-    reference, bound = oracle_float64.gdn_chunked(problem), subject.bound(problem, model)
+        return JudgedGdn(subject, computed, None, Judgement(Verdict.FAIL, f"the kernel raised {_in_words(error)}"))
+    reference, bound = oracle_float64.gdn_chunked(computed), subject.bound(computed, model)
     try:
-        judgement = judge(problem, result, bound, reference=reference, power=power)
+        judgement = judge(computed, result, bound, reference=reference, power=power)
     except TypeError as error:
         judgement = Judgement(Verdict.FAIL, str(error))
-    return JudgedGdn(subject, problem, result, judgement, reference, bound)
+    return JudgedGdn(subject, computed, result, judgement, reference, bound)
 
 
 def _in_words(error: Exception) -> str:

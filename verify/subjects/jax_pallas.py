@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
+from verify.measures import SMALLEST_NORMAL
 from verify.subjects.arithmetic import Arithmetic
 from verify.subjects.subject import EVERYWHERE, Features, Subject
 
@@ -88,10 +89,20 @@ def _splash_kernel(
 
 
 def scaled_query(q: jax.Array | np.ndarray, scale: float) -> np.ndarray:
-    """The query times the scale, which splash kernels leave to callers: BF16 if it holds every product, else FP32."""
+    """The query times the scale, which splash kernels leave to callers: BF16 if it holds every product, else FP32.
+
+    Raises:
+        NotImplementedError: a product leaves FP32's normal numbers, where machines flush it: the logit that it is part
+            of may be of any size, and the kernel has no part in its loss.
+    """
     words = np.asarray(q)
     with np.errstate(over="ignore", invalid="ignore"):
-        wide = words.astype(np.float32) * np.float32(scale)
+        given = words.astype(np.float32)
+        wide = given * np.float32(scale)
+        lost = (np.abs(given) >= SMALLEST_NORMAL) & (np.abs(wide) < SMALLEST_NORMAL) & (scale != 0.0)
+        if (lost | (np.isfinite(given) & np.isinf(wide))).any():
+            message = f"q times the scale, {scale!r}, leaves FP32's normal numbers"
+            raise NotImplementedError(message)
         narrow = wide.astype(words.dtype)
         held = (narrow.astype(np.float32) == wide) | np.isnan(wide)
     return narrow if held.all() else wide

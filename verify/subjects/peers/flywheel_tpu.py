@@ -7,12 +7,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from verify.subjects.arithmetic import Arithmetic
 from verify.subjects.subject import EVERYWHERE, Features, Subject
 
 if TYPE_CHECKING:
+    from verify.attention.ragged import RaggedProblem
     from verify.subjects.jax_pallas import Window
 
 _ASSUMPTION = "a comment in pallas/fwd_pipeline.py assumes |v| <= 2^12; the documentation states no numerical bound"
@@ -132,6 +134,23 @@ def _packed(
         raise NotImplementedError(message)
     run = _packed_run((q.shape[1], k.shape[1]), causal, scale, _unbounded(window), softcap or 0.0)
     return run(q, k, v, cu_q, cu_k)
+
+
+def ragged(problem: RaggedProblem) -> tuple[np.ndarray, np.ndarray]:
+    """The packed kernel on a packed batch, padding and empty sequences included: out and LSE of every row.
+
+    Raises:
+        NotImplementedError: sinks; or a sequence with rows that see no key, which its documentation leaves unspecified.
+    """
+    cu_q, cu_k = (np.asarray(x, np.int32) for x in (problem.cu_seqlens_q, problem.cu_seqlens_k))
+    queries, keys = np.diff(cu_q), np.diff(cu_k)
+    if problem.sinks is not None or ((queries > 0) & (keys < (queries if problem.causal else 1))).any():
+        message = "no sinks, and a key for every row"
+        raise NotImplementedError(message)
+    lengths = (problem.q.shape[1], problem.k.shape[1])
+    run = _packed_run(lengths, problem.causal, problem.scale, _unbounded(problem.window), problem.softcap or 0.0)
+    out, lse = run(*(jnp.asarray(x) for x in (problem.q, problem.k, problem.v)), cu_q, cu_k)
+    return np.asarray(out), np.asarray(lse)
 
 
 VARLEN = Subject(

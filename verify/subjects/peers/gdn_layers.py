@@ -2,7 +2,7 @@
 
 Both descend from one kernel and share a signature.  To run interpreted they need an answer to `get_tpu_info` (a v6e),
 and plain loads in place of `ref.reshape`, which the interpreter does not know, both for the call alone; and rows up to
-a multiple of 16, since they read whole tiles, which exist in a TPU's memory but not in the interpreter's.
+whole tiles, which they read, and which exist in a TPU's memory but not in the interpreter's.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 CONTEXT = 1 << 10
 """Tokens that a sequence with an initial state is said to have had before; the kernels ask whether there were any."""
 
-TILE_ROWS = 16
-"""Rows of a tile of packed BF16."""
+TILE_ROWS = 128
+"""Tokens of a tile of prefill, so that few shapes are compiled (memory's tiles of packed BF16 have 16 rows)."""
 
 _NOTES = (
     "runs in Pallas' TPU interpreter with an answer for get_tpu_info (v6e) and plain loads in place of ref.reshape",
-    "tokens are padded with zeros to a multiple of 16; the padding belongs to no sequence",
+    "tokens are padded with zeros to a multiple of 128; the padding belongs to no sequence",
     "slots are shifted by one: slot 0 is the kernel's null block, which padded entries name",
 )
 _DECODE_NOTE = (
@@ -159,3 +159,15 @@ FLYWHEEL_TPU = _subject(*_ARGUMENTS["flywheel"], decode=False)
 FLYWHEEL_TPU_DECODE = _subject(*_ARGUMENTS["flywheel"], decode=True)
 TOKAMAX = _subject(*_ARGUMENTS["tokamax"], decode=False)
 TOKAMAX_DECODE = _subject(*_ARGUMENTS["tokamax"], decode=True)
+
+
+def flywheel_tpu_inverse(lower: Float32[np.ndarray, "n n"], precision: str) -> Float32[np.ndarray, "n n"]:
+    """The same as a subject of campaigns.
+
+    Raises:
+        NotImplementedError: another precision than BF16 operands, its only one.
+    """
+    if precision != "bf16":
+        message = f"its operands are BF16, not {precision}"
+        raise NotImplementedError(message)
+    return flywheel_inverse(lower)

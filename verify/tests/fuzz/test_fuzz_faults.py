@@ -47,7 +47,7 @@ FAULTS = (
         "limit on l raised by 2^20, no final check of o",
         "anchor",
         (
-            Change("attention/budget.py", "LANE_LIMIT: Final = 2.0**117", "LANE_LIMIT: Final = 2.0**127"),
+            Change("attention/budget.py", "LANE_LIMIT: Final = 2.0**117", "LANE_LIMIT: Final = 2.0**137"),
             Change(
                 "attention/finish.py",
                 "jnp.maximum(tile.denominator_unsound(l), tile.overflow_marks(o))",
@@ -73,12 +73,52 @@ FAULTS = (
     ),
     Fault(
         "queries finished before their last product",
-        "replays",
+        "anchor",
         (
             Change(
                 "attention/schedule.py",
                 "begins = [0, *(fragment.first for fragment in fragments[1:]), self.block_q]",
                 "begins = [0, *(fragment.stop for fragment in fragments[:-1]), self.block_q]",
+            ),
+        ),
+    ),
+    Fault(
+        "check of o before the last product",
+        "anchor",
+        (
+            Change(
+                "attention/block.py",
+                "            before = refs.acc[:, cell.queries]\n",
+                "            before = refs.acc[:, cell.queries]\n"
+                "            if self.body.last:\n"
+                "                self.failures.append(tile.overflow_marks(before))\n",
+            ),
+            Change(
+                "attention/finish.py",
+                "jnp.maximum(tile.denominator_unsound(l), tile.overflow_marks(o))",
+                "tile.denominator_unsound(l)",
+            ),
+        ),
+    ),
+    Fault(
+        "rows of the previous sequence put back one row off",
+        "ragged",
+        (
+            Change(
+                "ragged/results.py",
+                "kept = jnp.concatenate([before, before], axis=0)",
+                "kept = jnp.roll(jnp.concatenate([before, before], axis=0), 1, axis=0)",
+            ),
+        ),
+    ),
+    Fault(
+        "rows of the previous sequence put back one row off, Gated DeltaNet",
+        "state",
+        (
+            Change(
+                "gdn/edges.py",
+                "earlier = jnp.concatenate([refs.tail[...]] * 2, axis=0)",
+                "earlier = jnp.roll(jnp.concatenate([refs.tail[...]] * 2, axis=0), 1, axis=0)",
             ),
         ),
     ),
@@ -124,6 +164,36 @@ FAULTS = (
         ),
     ),
     Fault(
+        "exp of gate differences before their mask",
+        "gates",
+        (
+            Change(
+                "gdn/tile.py",
+                "    d = jnp.exp(segments)\n",
+                "    row, column = places(TILE)\n"
+                "    ends = jnp.where(_first_chunk(), segments[:, :1], segments[:, CHUNK : CHUNK + 1])\n"
+                "    since = jnp.concatenate([segments[:, :1], segments[:, CHUNK : CHUNK + 1]], axis=0).T\n"
+                "    d = jnp.exp(jnp.where(row >= column, segments, ends - since))\n",
+            ),
+        ),
+    ),
+    Fault(
+        "cumulative gate not restarted at the chunk",
+        "gates",
+        (Change("gdn/tile.py", "(_same_chunk(row, column) & (row <= column))", "(row <= column)"),),
+    ),
+    Fault(
+        "convolution state shifted by one",
+        "state",
+        (
+            Change(
+                "gdn/edges.py",
+                "pl.ds(HISTORY + stop - before + n, 1)",
+                "pl.ds(HISTORY + stop - before + n - 1, 1)",
+            ),
+        ),
+    ),
+    Fault(
         "inverse by the whole-chunk product",
         "inverse",
         (
@@ -164,11 +234,16 @@ def test_hunt_finds_and_shrinks(fault: Fault, tmp_path: Path) -> None:
     """The fault's hunt ends with a violation, a minimal case in a file, and a sentence about it."""
     planted(fault, tmp_path)
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "fuzz", "run", fault.hunt, "--fail-fast", "--minutes", str(MINUTES), "--seed", "1"]
+    command = [sys.executable, "-m", "fuzz", "run", fault.hunt, "--fail-fast", "--minutes", str(MINUTES)]
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     began = time.monotonic()
     run = subprocess.run(
-        [*command, "--out", str(out)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        [*command, "--seed", "1", "--workers", "1", "--out", str(out)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert run.returncode == VIOLATED, f"not found:\n{run.stdout[-3000:]}{run.stderr[-2000:]}"
     small = [

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,9 @@ import pytest
 
 from verify import backend
 from verify.devices import CPU_INTERPRET
+from verify.runtime import MANY_RUNS
+
+ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = pytest.mark.smoke
 
@@ -48,6 +53,44 @@ def test_importing_jax_first_is_refused() -> None:
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert run.returncode != 0
     assert "import verify before jax" in run.stderr
+
+
+DIGEST = """
+import hashlib
+import verify
+import numpy as np
+from verify.attention import adversarial
+from verify.attention.examine import examine_problem
+from verify.gdn.cases import GdnCase
+from verify.subjects.gdn_ours import run_flywheel_gdn
+
+digest = hashlib.sha256()
+for name in ("jump-2000-nats-middle", "causal-300x129", "sinks", "softcap", "segments-window-sinks-softcap"):
+    case = adversarial.by_name()[name]
+    result = examine_problem(case.build(), config=case.config).result
+    digest.update(np.asarray(result.out).tobytes() + np.asarray(result.lse).tobytes())
+layer = GdnCase("near-duplicate", "up to 1", "mild", seed=1, lengths=(13, 0, 3, 1, 130, 20), heads=(1, 2, 128, 128))
+result = run_flywheel_gdn(layer.layer())
+digest.update(result.out.tobytes() + result.state.tobytes() + result.conv_state.tobytes())
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.deep
+def test_the_optimiser_changes_no_bit() -> None:
+    """Kernels compiled quickly, as tests compile them, and for many runs, as campaigns do, give the same bits."""
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", DIGEST],
+            env={name: value for name, value in os.environ.items() if name not in {"XLA_FLAGS", MANY_RUNS}} | chosen,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for chosen in ({}, {MANY_RUNS: "1"})
+    ]
+    assert found[0] == found[1]
 
 
 def test_a_copying_kernel_that_loses_writes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:

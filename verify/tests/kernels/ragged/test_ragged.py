@@ -65,7 +65,7 @@ def test_padding_and_empty_rows_are_zero() -> None:
     assert (np.asarray(result.lse)[:, rows] == -np.inf).all()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("value", [np.nan, pytest.param(np.inf, marks=pytest.mark.deep)])
 def test_other_sequences_and_padding_never_reach_a_result(value: float) -> None:
     """NaN or infinity in one sequence and in the padding leave every other row bitwise as it was."""
     problem = batch(LENGTHS)
