@@ -282,7 +282,8 @@ class Campaign:
             self.empty_rounds = 0 if worker.new_cases else self.empty_rounds + 1
             if self.empty_rounds > MOST_EMPTY_ROUNDS and not self.finishing:
                 self.watcher.note(
-                    f"{MOST_EMPTY_ROUNDS} rounds in a row drew no new case: the search space is exhausted"
+                    f"{MOST_EMPTY_ROUNDS} rounds in a row drew no new case: the search space is exhausted, or the "
+                    "kernel takes none of it"
                 )
                 self.finishing = True
         worker.order = None

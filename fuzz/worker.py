@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import functools
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity, given, reject, settings, target
+from hypothesis.errors import Unsatisfiable
 
 import fuzz.hunts
 from fuzz.case import Case
@@ -251,7 +253,9 @@ class Worker:
             self._attack(case, done)
 
         try:
-            attack()  # pyright: ignore[reportCallIssue]  `given` supplies the case
+            # A subject that refuses every draw of a round leaves it empty, and says nothing against the campaign.
+            with contextlib.suppress(Unsatisfiable):
+                attack()  # pyright: ignore[reportCallIssue]  `given` supplies the case
         except* Violation as group:
             for violation in _leaves(group):
                 self._keep(violation.case, violation.outcome, SHRUNK)

@@ -6,7 +6,7 @@
 - `xla_cpu_max_isa=AVX`: otherwise x*y+z contracts to a fused multiply-add, which a TPU v6e does not do.
 - `xla_cpu_multi_thread_eigen=false`, `OPENBLAS_NUM_THREADS=1`: one thread per process, one process per core.
 - `xla_backend_optimization_level=0`: tests and reports compile hundreds of kernels and run each a few times; LLVM's
-  optimiser changes no bit (`verify.tests.project.test_backend`) and takes a quarter of the time. `python -m fuzz`
+  optimiser changes no bit (a deep test says so) and takes a quarter of the time. `python -m fuzz`
   compiles few and runs them thousands of times, so it leaves this one out (`MANY_RUNS`).
 """
 

@@ -54,18 +54,34 @@ def same_bits(first: SubjectResult, second: SubjectResult, what: str, rows: np.n
         a, b = getattr(first, name), getattr(second, name)
         if a is None or b is None:
             continue
-        words = np.uint16 if a.dtype.itemsize == 2 else np.uint32
-        wide = (a.astype(np.float32), b.astype(np.float32))
-        differ = (np.ascontiguousarray(a).view(words) != np.ascontiguousarray(b).view(words)) & ~(
-            np.isnan(wide[0]) & np.isnan(wide[1])
-        )
-        if rows is not None:
-            differ &= rows.reshape(rows.shape + (1,) * (differ.ndim - rows.ndim))
-        if differ.any():
-            at = tuple(int(i) for i in np.argwhere(differ)[0])
-            where = ", ".join(map(str, at))
-            return (
-                f"{what} does not hold: {name}[{where}] is {wide[0][at]:.9g} ({bits(a[at])}) and "
-                f"{wide[1][at]:.9g} ({bits(b[at])}); {int(differ.sum())} of {differ.size} words differ"
-            )
+        found = different_words(name, a, b, what, rows)
+        if found is not None:
+            return found
     return None
+
+
+def different_words(name: str, a: np.ndarray, b: np.ndarray, what: str, rows: np.ndarray | None = None) -> str | None:
+    """How two BF16 or FP32 arrays differ in their bits, NaN payloads apart; None if they do not.
+
+    Args:
+        name: of the arrays.
+        a: one.
+        b: the other, of the same shape and type.
+        what: the relation that must hold.
+        rows: of the leading axes, which are compared; None: all.
+    """
+    words = np.uint16 if a.dtype.itemsize == 2 else np.uint32
+    wide = (a.astype(np.float32), b.astype(np.float32))
+    differ = (np.ascontiguousarray(a).view(words) != np.ascontiguousarray(b).view(words)) & ~(
+        np.isnan(wide[0]) & np.isnan(wide[1])
+    )
+    if rows is not None:
+        differ &= rows.reshape(rows.shape + (1,) * (differ.ndim - rows.ndim))
+    if not differ.any():
+        return None
+    at = tuple(int(i) for i in np.argwhere(differ)[0])
+    where = ", ".join(map(str, at))
+    return (
+        f"{what} does not hold: {name}[{where}] is {wide[0][at]:.9g} ({bits(a[at])}) and "
+        f"{wide[1][at]:.9g} ({bits(b[at])}); {int(differ.sum())} of {differ.size} words differ"
+    )

@@ -36,6 +36,12 @@ POISONS = ("nan", "inf", "-inf")
 RELATIONS = ("permute", "split", "packing", "grouped", "constant", "scaled", "doubled", "window")
 INVARIANCES = ("run twice", "in a batch", "heads alone")
 DMA_TIMING, MEMORY, SEEDS = ("on_wait", "eager"), ("nan", "zero"), 3
+SCHEDULES: Mapping[str, SearchStrategy[str | int]] = {
+    "dma": st.sampled_from(DMA_TIMING),
+    "memory": st.just("nan"),
+    "seed": st.integers(0, 1),
+}
+"""Of kernels that take long to compile for each."""
 PEERS = ("flywheel.attention[online]", "jax.nn.dot_product_attention")
 
 
@@ -69,6 +75,11 @@ def _poison() -> dict[str, SearchStrategy[str | int]]:
     }
 
 
+def _simulated_cases(buckets: Sequence[RaggedBucket]) -> SearchStrategy[Case]:
+    """Packed batches with a schedule; the padding may hold NaN."""
+    return _asking("packed-schedule", ragged_cases, {"padding": st.sampled_from(("none", "nan")), **SCHEDULES})(buckets)
+
+
 def _packed_cases(buckets: Sequence[RaggedBucket]) -> SearchStrategy[Case]:
     """Packed batches, poison, and how the kernel is called: that goes with the bucket, since it is compiled."""
 
@@ -81,7 +92,7 @@ def _packed_cases(buckets: Sequence[RaggedBucket]) -> SearchStrategy[Case]:
 def _packing(mode: str) -> dict[str, SearchStrategy[str | int]]:
     return {
         "padding": st.sampled_from(("none", *POISONS)),
-        "spoilt": st.one_of(st.just(-1), st.integers(0, 5)),
+        "spoilt": st.sampled_from((-1, -1, *range(6))),
         "tensor": st.sampled_from(("v", "k", "q")),
         "mode": st.just(mode),
     }
@@ -181,5 +192,16 @@ HUNTS = (
         _packed_cases,
         "fuzz.attention.ragged:evaluate",
         MOVES,
+    ),
+    Hunt(
+        "packed-schedule",
+        "packed sequences under the TPU interpreter's schedules: races between copies made by hand, when they land, "
+        "memory that holds NaN; the result must not change by a bit",
+        RAGGED,
+        {name: RAGGED_BUCKETS[name] for name in ("packed-96-d64",)},
+        _simulated_cases,
+        "fuzz.attention.ragged:evaluate_schedule",
+        MOVES,
+        KINDS,
     ),
 )

@@ -11,12 +11,13 @@ import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
 from flywheel.ragged import RaggedOutput, ragged_attention
+from fuzz.attention import schedule
 from fuzz.attention.compare import same_bits
 from fuzz.attention.contamination import POISONS
 from fuzz.attention.evaluate import Answer, KernelRaisedError, OutsideError, Trial, attempt, judged
 from verify.attention import oracle_float64
 from verify.attention.problem import BF16
-from verify.attention.subjects import SubjectResult
+from verify.attention.subjects import INTERPRET, SubjectResult
 from verify.subjects.judging import REFUSALS
 from verify.subjects.ours import RAGGED, RAGGED_INVARIANT
 from verify.subjects.registry import SubjectError, load
@@ -44,6 +45,7 @@ class RaggedSubject:
         call: from the packed problem to (out `[heads, q_tokens, v_dim]`, lse `[heads, q_tokens]` or None).
         clears: rows of no sequence hold 0, with LSE -inf.
         modes: other calls of the kernel that a case may ask for by name; a kernel without them is called as ever.
+        simulate: the call in an interpreter by name (`verify.attention.subjects.INTERPRET`); None: it has no say there.
     """
 
     name: str
@@ -52,13 +54,16 @@ class RaggedSubject:
     modes: Mapping[str, Callable[[RaggedProblem], tuple[np.ndarray, np.ndarray | None]]] = dataclasses.field(
         default_factory=dict
     )
+    simulate: Callable[[RaggedProblem, str], tuple[np.ndarray, np.ndarray | None]] | None = None
 
     def run(self, problem: RaggedProblem, mode: str) -> tuple[np.ndarray, np.ndarray | None]:
         """Its results in a mode."""
         return self.modes.get(mode, self.call)(problem)
 
 
-def _ours(problem: RaggedProblem, *, batch_invariant: bool = False) -> tuple[np.ndarray, np.ndarray | None]:
+def _ours(
+    problem: RaggedProblem, interpreter: str = "fast", *, batch_invariant: bool = False
+) -> tuple[np.ndarray, np.ndarray | None]:
     found = ragged_attention(
         *(jnp.asarray(x) for x in (problem.q, problem.k, problem.v)),
         *(jnp.asarray(x, jnp.int32) for x in (problem.cu_seqlens_q, problem.cu_seqlens_k)),
@@ -69,7 +74,7 @@ def _ours(problem: RaggedProblem, *, batch_invariant: bool = False) -> tuple[np.
         sinks=None if problem.sinks is None else jnp.asarray(problem.sinks),
         batch_invariant=batch_invariant,
         return_lse=True,
-        interpret=True,
+        interpret=INTERPRET[interpreter],
     )
     assert isinstance(found, RaggedOutput)  # noqa: S101  the LSE was asked for
     return np.asarray(found.out), np.asarray(found.lse)
@@ -92,8 +97,8 @@ def load_ragged(name: str) -> RaggedSubject:
     if name in names():
         invariant = functools.partial(_ours, batch_invariant=True)
         if name == INVARIANT:
-            return RaggedSubject(name, invariant)
-        return RaggedSubject(name, _ours, modes={BATCH_INVARIANT: invariant})
+            return RaggedSubject(name, invariant, simulate=invariant)
+        return RaggedSubject(name, _ours, modes={BATCH_INVARIANT: invariant}, simulate=_ours)
     if ":" not in name:
         message = f"subject must be package.module:object, {OURS} or {INVARIANT}, got {name!r}"
         raise SubjectError(message)
@@ -145,7 +150,11 @@ def _question(subject: RaggedSubject, trial: Trial) -> Answer:
     result = SubjectResult(ragged.pack(out), None if lse is None else ragged.pack(lse))
     answer = judged(trial, dense, result, bound, reference)
     if answer.judgement.verdict is Verdict.FAIL and sequence >= 0:
-        return dataclasses.replace(answer, place="neighbour")
+        # What fails without the poison too is no leak, and has the root that it has there.
+        ask = tuple(sorted((asked | {"spoilt": -1}).items()))
+        clean = _question(subject, dataclasses.replace(trial, case=dataclasses.replace(trial.case, ask=ask)))
+        leaks = clean.judgement.verdict is not Verdict.FAIL
+        return dataclasses.replace(answer, place="neighbour") if leaks else clean
     if answer.judgement.verdict is Verdict.FAIL or not subject.clears:
         return answer
     moved = _moves(subject, ragged, result) if mode == BATCH_INVARIANT else None
@@ -194,3 +203,19 @@ def evaluate(case: Case, *, subject: RaggedSubject, name: str, reproduce: str) -
     # The dense problem with the same f aligns rows by positions; the kernel finds them by its boundaries.
     held_to = dataclasses.replace(RAGGED, features=dataclasses.replace(RAGGED.features, positions=True))
     return attempt(case, question, subject=held_to, name=name, reproduce=reproduce)
+
+
+def evaluate_schedule(case: Case, *, subject: RaggedSubject, name: str, reproduce: str) -> dict[str, Any] | None:
+    """The same, and a simulated run with the case's schedule against it, bitwise; None if it cannot be simulated."""
+    simulate = subject.simulate
+    if simulate is None:
+        return None
+    problem = case.inputs.ragged()  # type: ignore[attr-defined]  an AttentionCase
+    given = poisoned(problem, str(case.asked("padding")))
+
+    def results(found: tuple[np.ndarray, np.ndarray | None]) -> dict[str, np.ndarray]:
+        return {name: x for name, x in zip(("out", "lse"), found, strict=True) if x is not None}
+
+    record = evaluate(case, subject=subject, name=name, reproduce=reproduce)
+    again = functools.partial(simulate, given, schedule.SCHEDULE)
+    return schedule.judged_again(record, case, lambda: results(subject.call(given)), lambda: results(again()))

@@ -1,4 +1,8 @@
-"""The interpreter's schedule as a dimension: races, the time at which DMAs land, seeds, what fresh memory holds."""
+"""The interpreter's schedule as a dimension: races, the time at which DMAs land, seeds, what fresh memory holds.
+
+The kernels for packed sequences and for layers copy by hand, with buffers that they fill ahead; `judged_again` asks of
+any kernel what `evaluate` asks of the dense one.
+"""
 
 from __future__ import annotations
 
@@ -8,46 +12,87 @@ from typing import TYPE_CHECKING, Any
 from jax.experimental.pallas import tpu as pltpu
 
 import verify.attention.subjects as interpreters
-from fuzz.attention.compare import same_bits
+from fuzz.attention.compare import different_words, same_bits
 from fuzz.attention.evaluate import Answer, Trial, attempt, contract
 from verify.verdict import Judgement, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+
     from fuzz.case import Case
-    from verify.attention.subjects import SubjectResult
     from verify.subjects.subject import Subject
 
+    Arrays = Mapping[str, np.ndarray]
 
-def _simulated(trial: Trial) -> SubjectResult:
-    """One run in the TPU interpreter with the case's schedule."""
-    params = pltpu.InterpretParams(
+RACED = "the interpreter's race detector found two unordered accesses to one buffer"
+UNCHANGED = "the schedule does not change a bit"
+SCHEDULE = "schedule"
+"""Name of the interpreter while a case is simulated."""
+
+
+def _params(case: Case) -> pltpu.InterpretParams:
+    return pltpu.InterpretParams(
         detect_races=True,
-        dma_execution_mode=str(trial.case.asked("dma")),  # type: ignore[arg-type]  one of DMA_TIMING
-        uninitialized_memory=str(trial.case.asked("memory")),  # type: ignore[arg-type]
-        random_seed=int(trial.case.asked("seed")),
+        dma_execution_mode=str(case.asked("dma")),  # type: ignore[arg-type]  one of DMA_TIMING
+        uninitialized_memory=str(case.asked("memory")),  # type: ignore[arg-type]
+        random_seed=int(case.asked("seed")),
     )
-    interpreters.INTERPRET["schedule"] = params
+
+
+def simulated[T](case: Case, run: Callable[[], T]) -> T:
+    """One run in the TPU interpreter that is called `SCHEDULE` meanwhile, with the case's schedule."""
+    interpreters.INTERPRET[SCHEDULE] = _params(case)
     try:
-        return trial.run(trial.problem, interpret="schedule")
+        return run()
     finally:
-        del interpreters.INTERPRET["schedule"]
+        del interpreters.INTERPRET[SCHEDULE]
+
+
+def judged_again(
+    record: dict[str, Any] | None, case: Case, run: Callable[[], Arrays], again: Callable[[], Arrays]
+) -> dict[str, Any] | None:
+    """A record of a case that passed, failed if a simulated run races or differs in a bit.
+
+    Args:
+        record: of the case without a schedule; None, or of a failure, comes back as it is.
+        case: what to simulate.
+        run: results by name as they were judged.
+        again: the same in the interpreter that is called `SCHEDULE`.
+    """
+    if record is None or record["root"] is not None:
+        return record
+    first = run()
+    try:
+        second = simulated(case, again)
+    except Exception as error:  # noqa: BLE001  whatever a kernel raises is its result
+        pltpu.reset_tpu_interpret_mode_state()
+        reason = f"nothing came back from the simulated run: {type(error).__name__}: {str(error)[:300]}"
+        return record | {"verdict": Verdict.FAIL.value, "reason": reason, "root": f"raised-{type(error).__name__}"}
+    if races():
+        return record | {"verdict": Verdict.FAIL.value, "reason": RACED, "root": "race"}
+    for name, array in first.items():
+        differs = different_words(name, array, second[name], UNCHANGED)
+        if differs is not None:
+            return record | {"verdict": Verdict.FAIL.value, "reason": differs, "root": f"{SCHEDULE}-{name}"}
+    return record
 
 
 def _question(trial: Trial) -> Answer:
     answer = contract(trial)
-    simulated = _simulated(trial)
-    raced = _races()
-    differs = same_bits(answer.result, simulated, "the schedule does not change a bit")
+    again = simulated(trial.case, lambda: trial.run(trial.problem, interpret=SCHEDULE))
+    raced = races()
+    differs = same_bits(answer.result, again, UNCHANGED)
     if raced:
-        reason = "the interpreter's race detector found two unordered accesses to one buffer"
-        return dataclasses.replace(answer, judgement=Judgement(Verdict.FAIL, reason), place="race")
+        return dataclasses.replace(answer, judgement=Judgement(Verdict.FAIL, RACED), place="race")
     if differs is not None:
         failed = Judgement(Verdict.FAIL, differs, answer.judgement.measures)
-        return dataclasses.replace(answer, judgement=failed, place="schedule")
+        return dataclasses.replace(answer, judgement=failed, place=SCHEDULE)
     return answer
 
 
-def _races() -> bool:
+def races() -> bool:
     """Whether the last simulated call had a race; the detector's state is then forgotten."""
     from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter  # noqa: PLC0415  private
 

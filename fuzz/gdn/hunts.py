@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
+from fuzz.attention.hunts import SCHEDULES
 from fuzz.case import Case
 from fuzz.gdn.inverse_case import BETAS, FAMILIES, InverseCase
 from fuzz.gdn.inverse_moves import words
@@ -211,7 +212,7 @@ def layer_cases(draw: st.DrawFn, hunt: str, buckets: Sequence[LayerBucket]) -> C
         writes=writes,
         slots=count + 1,
         poison=draw(st.booleans()),
-        spoilt=draw(st.integers(-1, count - 1).map(lambda n: n if count > 1 else -1)) if hunt == "state" else -1,
+        spoilt=draw(st.sampled_from((-1, *range(count)))) if hunt == "state" else -1,
         spoilt_by=draw(st.sampled_from(SPOILT)),
     )
     return Case(hunt, dataclasses.replace(inputs, name=layer_words(inputs)), (("precision", bucket.precision),))
@@ -223,6 +224,18 @@ def _gates(buckets: Sequence[LayerBucket]) -> SearchStrategy[Case]:
 
 def _state(buckets: Sequence[LayerBucket]) -> SearchStrategy[Case]:
     return layer_cases("state", buckets)
+
+
+def _scheduled(buckets: Sequence[LayerBucket]) -> SearchStrategy[Case]:
+    """Packed calls with a schedule of the interpreter."""
+    names = sorted(SCHEDULES)
+    asks = st.tuples(*(SCHEDULES[name] for name in names))
+
+    def asked(case: Case, given: tuple[str | int, ...]) -> Case:
+        ask = tuple(sorted((*case.ask, *zip(names, given, strict=True))))
+        return dataclasses.replace(case, hunt="layer-schedule", ask=ask)
+
+    return st.builds(asked, layer_cases("state", buckets), asks)
 
 
 def _cases(buckets: Sequence[InverseBucket]) -> SearchStrategy[Case]:
@@ -260,6 +273,17 @@ HUNTS = (
         LAYER_BUCKETS,
         _state,
         "fuzz.gdn.layer:evaluate",
+        "fuzz.gdn.layer_moves:MOVES",
+        KINDS,
+    ),
+    Hunt(
+        "layer-schedule",
+        "a Gated DeltaNet layer under the TPU interpreter's schedules: races between copies made by hand, when they "
+        "land, memory that holds NaN; outputs and states must not change by a bit",
+        LAYER,
+        {name: LAYER_BUCKETS[name] for name in ("packed-128",)},
+        _scheduled,
+        "fuzz.gdn.layer:evaluate_schedule",
         "fuzz.gdn.layer_moves:MOVES",
         KINDS,
     ),

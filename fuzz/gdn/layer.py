@@ -7,14 +7,18 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from fuzz.attention.evaluate import log2
+from fuzz.attention.schedule import SCHEDULE, judged_again
 from fuzz.gdn.record import in_json, record_of
 from fuzz.outcome import severity, shares
 from verify.subjects.gdn import judge_gdn_subject
 from verify.verdict import Verdict
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from fuzz.case import Case
     from fuzz.gdn.subjects import LayerSubject
+    from verify.gdn.judge import GdnResult
     from verify.gdn.problem import GdnProblem
 
 
@@ -22,7 +26,7 @@ def evaluate(case: Case, *, subject: LayerSubject, name: str, reproduce: str) ->
     """Judge a call; None if the kernel does not take it or nothing lies inside the contract's domain."""
     start = time.perf_counter()
     problem: GdnProblem = case.problem
-    precision = str(dict(case.ask).get("precision", "bf16"))  # cases from before it was drawn do not say
+    precision = _precision(case)
     judged = judge_gdn_subject(subject.in_precision(precision), problem)
     judgement = judged.judgement
     if judgement.verdict in (Verdict.SKIPPED, Verdict.OUTSIDE_DOMAIN):
@@ -45,6 +49,31 @@ def evaluate(case: Case, *, subject: LayerSubject, name: str, reproduce: str) ->
         "cells": cells,
         "seconds": time.perf_counter() - start,
     }
+
+
+def evaluate_schedule(case: Case, *, subject: LayerSubject, name: str, reproduce: str) -> dict[str, Any] | None:
+    """The same, and a simulated run with the case's schedule against it, bitwise; None if it cannot be simulated."""
+    simulate = subject.simulate
+    if simulate is None:
+        return None
+    problem, precision = case.problem, _precision(case)
+    record = evaluate(case, subject=subject, name=name, reproduce=reproduce)
+
+    def results(found: GdnResult) -> dict[str, np.ndarray]:
+        arrays = {"out": found.out, "state": found.state, "conv_state": found.conv_state}
+        return {part: x for part, x in arrays.items() if x is not None}
+
+    return judged_again(
+        record,
+        case,
+        lambda: results(subject.in_precision(precision).call(problem)),
+        lambda: results(simulate(problem, precision, SCHEDULE)),
+    )
+
+
+def _precision(case: Case) -> str:
+    """Of the products; cases from before it was drawn do not say."""
+    return str(dict(case.ask).get("precision", "bf16"))
 
 
 def _root(reason: str, found: dict[str, float]) -> str:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fuzz.gdn.inverse_case import InverseProblem
+    from verify.gdn.judge import GdnResult
+    from verify.gdn.problem import GdnProblem
 
 OURS = "flywheel.gdn.triangular_inverse"
 
@@ -93,10 +95,19 @@ class LayerSubject:
     Attributes:
         name: shown in verdicts and records.
         in_precision: from the precision that a case asks for to what runs it; a kernel that has one ignores it.
+        simulate: a call in that precision, in an interpreter by name (`verify.attention.subjects.INTERPRET`); None: it
+            has no say there.
     """
 
     name: str
     in_precision: Callable[[str], GdnSubject]
+    simulate: Callable[[GdnProblem, str, str], GdnResult] | None = None
+
+
+def _simulated_layer(problem: GdnProblem, precision: str, interpreter: str) -> GdnResult:
+    from verify.subjects.gdn_ours import run_flywheel_gdn  # noqa: PLC0415  starts JAX
+
+    return run_flywheel_gdn(problem, precision=precision, interpret=interpreter)
 
 
 def layer_names() -> tuple[str, ...]:
@@ -111,6 +122,8 @@ def load_layer(name: str) -> LayerSubject:
         GdnSubjectError: no such name, or nothing callable stands there.
     """
     if name == LAYER_OURS:
-        return LayerSubject(name, functools.cache(lambda precision: gdn.load(f"{LAYER_OURS}[{precision}]")))
+        return LayerSubject(
+            name, functools.cache(lambda precision: gdn.load(f"{LAYER_OURS}[{precision}]")), _simulated_layer
+        )
     found = gdn.load(name)
     return LayerSubject(name, lambda _: found)

@@ -75,7 +75,8 @@ BETAS: dict[str, Draw] = {
 
 def _with(rng: np.random.Generator, n: int, value: float) -> np.ndarray:
     g = -np.abs(rng.standard_normal(n)) * 0.05
-    g[rng.integers(0, n, max(n // 8, 1))] = value
+    if n:
+        g[rng.integers(0, n, max(n // 8, 1))] = value
     return g
 
 

@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from fuzz.attention import hunts, invariance, metamorphic
+from fuzz.attention import hunts, invariance, metamorphic, ragged
 from fuzz.case import Case
 from fuzz.gdn.inverse_case import InverseCase, digest
 from fuzz.gdn.inverse_moves import emulated_errors
+from fuzz.gdn.layer_case import LayerCase
+from fuzz.gdn.subjects import InverseSubject, LayerSubject
 from fuzz.hunts import Hunt
 from fuzz.hunts import hunts as every
+from verify.attention import oracle_float64
 from verify.attention.cases import AttentionCase
+from verify.gdn.judge import GdnResult
+from verify.subjects.gdn import GdnSubject
+
+if TYPE_CHECKING:
+    from verify.attention.ragged import RaggedProblem
+    from verify.gdn.problem import GdnProblem
 
 
 def test_hunts_know_the_relations() -> None:
@@ -76,3 +89,111 @@ def test_relation_holds_for_the_kernel(relation: str) -> None:
     assert record is not None
     assert record["root"] is None, record["reason"]
     assert record["reason"]
+
+
+PACKED = AttentionCase(
+    "x", (1, 2, 1, 32, 32, 64), scale="0x1p-3", seed=1, cu_seqlens_q=(0, 13, 30), cu_seqlens_k=(0, 13, 30)
+)
+PLAIN_ASK: dict[str, str | int] = {"padding": "nan", "spoilt": -1, "tensor": "v", "mode": "default"}
+
+
+def float64_packed(problem: RaggedProblem, interpreter: str = "fast") -> tuple[np.ndarray, np.ndarray | None]:
+    """The oracle's results, in the packed layout; rows of no sequence hold 0."""
+    del interpreter
+    clean = dataclasses.replace(problem, **{name: np.nan_to_num(getattr(problem, name)) for name in "qkv"})
+    found = clean.scatter(oracle_float64.attention(clean.dense()))
+    return found.out.astype(problem.q.dtype), found.lse.astype(np.float32)
+
+
+def packed_root(subject: ragged.RaggedSubject, evaluator: str = "ragged", **ask: str | int) -> str | None:
+    """What a packed batch of sequences of 13 and 17 tokens fails of."""
+    case = Case(evaluator, PACKED, tuple(sorted((PLAIN_ASK | ask).items())))
+    record = every()[evaluator].evaluate()(case, subject=subject, name=subject.name, reproduce="")
+    assert record is not None
+    return record["root"]
+
+
+def test_a_leak_from_a_neighbour_is_found() -> None:
+    """NaN in one sequence's values may reach its own rows alone: a kernel that spreads it is found."""
+
+    def spreading(problem: RaggedProblem) -> tuple[np.ndarray, np.ndarray | None]:
+        out, lse = float64_packed(problem)
+        leaks = np.isnan(problem.v[:, : problem.k_tokens].astype(np.float32)).any()
+        return np.where(leaks, np.array(np.nan).astype(out.dtype), out), lse
+
+    assert packed_root(ragged.RaggedSubject("x", spreading)) is None
+    assert packed_root(ragged.RaggedSubject("x", float64_packed), spoilt=0) is None
+    root = packed_root(ragged.RaggedSubject("x", spreading), spoilt=0)
+    assert root is not None
+    assert root.startswith("neighbour")
+    # A kernel that is wrong without any poison has the root of that.
+    wrong = ragged.RaggedSubject("x", lambda problem: (float64_packed(problem)[0] * 2, None))
+    assert packed_root(wrong, spoilt=0) == packed_root(wrong) is not None
+
+
+def test_a_mode_that_moves_bits_is_found() -> None:
+    """A batch-invariant mode whose results depend on the place, by a bit of the LSE, is found."""
+
+    def moving(problem: RaggedProblem) -> tuple[np.ndarray, np.ndarray | None]:
+        out, lse = float64_packed(problem)
+        assert lse is not None
+        return out, np.nextafter(lse, np.float32(np.inf)) if problem.cu_seqlens_q[1] == 13 else lse
+
+    mode = ragged.BATCH_INVARIANT
+    assert packed_root(ragged.RaggedSubject("x", float64_packed, modes={mode: float64_packed}), mode=mode) is None
+    root = packed_root(ragged.RaggedSubject("x", float64_packed, modes={mode: moving}), mode=mode)
+    assert root is not None
+    assert root.startswith("alone")
+
+
+def test_a_schedule_that_changes_a_bit_is_found() -> None:
+    """Packed sequences whose simulated run differs by one bit, or raises, fail; one that agrees passes."""
+
+    def other(problem: RaggedProblem, interpreter: str) -> tuple[np.ndarray, np.ndarray | None]:
+        out, lse = float64_packed(problem, interpreter)
+        out.view(np.uint16)[0, 0, 0] ^= 1
+        return out, lse
+
+    def raising(problem: RaggedProblem, interpreter: str) -> tuple[np.ndarray, np.ndarray | None]:
+        raise OverflowError(interpreter, problem.sequences)
+
+    schedule: dict[str, str | int] = {"dma": "eager", "memory": "nan", "seed": 0}
+    roots = [
+        packed_root(ragged.RaggedSubject("x", float64_packed, simulate=simulate), "packed-schedule", **schedule)
+        for simulate in (float64_packed, other, raising)
+    ]
+    assert roots == [None, "schedule-out", "raised-OverflowError"]
+
+
+def test_our_layer_runs_in_the_precision_that_a_case_asks_for() -> None:
+    """The default subject of the layer hunts stands for both modes; a named one is taken as it is."""
+    attacks = every()["gates"].attacks
+    ours = attacks.load(attacks.subject)
+    names = {precision: ours.in_precision(precision).name for precision in ("bf16", "bf16x3")}
+    assert names == {precision: f"{attacks.subject}[{precision}]" for precision in names}
+    named = attacks.load(f"{attacks.subject}[bf16]")
+    assert named.in_precision("bf16x3").name == f"{attacks.subject}[bf16]"
+    assert {bucket.precision for hunt in ("gates", "state") for bucket in every()[hunt].buckets.values()} == {
+        "bf16",
+        "bf16x3",
+    }
+
+
+def test_a_kernel_that_gives_nan_is_a_finding_that_a_file_holds() -> None:
+    """NaN from a layer or an inverse fails with a root, in a record that strict JSON takes."""
+
+    def nan_layer(problem: GdnProblem) -> GdnResult:
+        out = np.full((problem.tokens, problem.heads[1], problem.heads[3]), np.nan, np.float32)
+        return GdnResult(out, np.full_like(problem.state, np.nan), problem.conv_state)
+
+    layer = LayerSubject("x", lambda _: GdnSubject("x", nan_layer))
+    inverse = InverseSubject("x", lambda lower, _: np.full_like(lower, np.nan))
+    for hunt, inputs, subject in (
+        ("gates", LayerCase("x", lengths=(8,)), layer),
+        ("inverse", InverseCase("x", width=2), inverse),
+    ):
+        case = Case(hunt, inputs, (("precision", "bf16"),))
+        record = every()[hunt].evaluate()(case, subject=subject, name="x", reproduce="")
+        assert record is not None
+        assert "not-finite" in record["root"]
+        json.dumps(record, allow_nan=False)

@@ -19,6 +19,9 @@ from verify.attention.problem import AttentionProblem, widen
 from verify.backend import device_model
 
 LANES = 128
+SUBNORMAL_BASE = -120
+"""Exponents of V below which base values are few, or flushed."""
+
 MOST_KEYS = 1024
 """Of cases whose scores are looked at: the longest shape takes most of the time and shows nothing new."""
 ONE_ULP_BELOW = float(np.nextafter(np.float32(FLYWHEEL_LIMIT), np.float32(0)))
@@ -45,8 +48,8 @@ def drawn(strategy: st.SearchStrategy, count: int, number: int = 0) -> list:
 def sample() -> tuple[tuple[AttentionCase, AttentionProblem], ...]:
     """Cases over all buckets, and more of the one with the most blocks."""
     # Several short runs: within one, Hypothesis repeats parts of earlier draws.
-    everywhere = [case for number in range(4) for case in drawn(anchor_cases(), 50, number)]
-    blocks = [case for number in range(5) for case in drawn(anchor_cases((BUCKETS["512x512-d64"],)), 50, number)]
+    everywhere = [case for number in range(2) for case in drawn(anchor_cases(), 50, number)]
+    blocks = [case for number in range(2) for case in drawn(anchor_cases((BUCKETS["512x512-d64"],)), 50, number)]
     return tuple((case, case.build()) for case in everywhere + blocks)
 
 
@@ -163,10 +166,11 @@ def test_every_hazard_is_reached() -> None:
     take some hundreds more.
     """
     missing = (EVERYWHERE | AMONG_BLOCKS) - set().union(*(hazards(*pair) for pair in sample()))
-    for number in range(10, 40):
+    for number in range(10, 70):
         if not missing:
             break
-        more = drawn(anchor_cases(), 50, number)
+        blocks = (BUCKETS["512x512-d64"],) if missing & AMONG_BLOCKS else tuple(BUCKETS.values())
+        more = drawn(anchor_cases(blocks), 25, number)
         missing -= set().union(*(hazards(case, case.build()) for case in more))
     assert not missing
 
@@ -179,7 +183,7 @@ def test_every_bucket_is_drawn() -> None:
 
 def test_cases_are_finite_and_inside_the_domain() -> None:
     """By construction: no draw is lost to a NaN, an infinity or a score beyond the contract's domain."""
-    for case, problem in sample()[:200:5]:
+    for case, problem in [pair for pair in sample() if pair[1].kv_len <= MOST_KEYS][:100:3]:
         assert all(np.isfinite(widen(x)).all() for x in (problem.q, problem.k, problem.v)), case.name
         assert contract_bound(problem, device_model()).inside_domain.all(), case.name
 
@@ -210,9 +214,17 @@ def test_subnormals_follow_the_declared_policy() -> None:
 
 
 def test_values_are_not_nearly_constant() -> None:
-    """Base values repeat no more often than BF16 has to: in most cases over a hundred distinct words."""
-    distinct = [len(np.unique(problem.v.view(np.uint16))) for _, problem in sample()]
-    assert np.median(distinct) > 100
+    """Base values repeat no more often than BF16 has to: over a hundred distinct words in V that nobody set on purpose.
+
+    About half of the cases make V periodic or set all of it; a third is left as drawn at the least.
+    """
+    distinct = np.array([len(np.unique(problem.v.view(np.uint16))) for _, problem in sample()])
+    drawn_as_is = np.array(
+        [not any(e.tensor == "v" and e.op in ("mod", "set") for e in case.edits) for case, _ in sample()]
+    )
+    tiny = np.array([case.exponents[2] is not None and case.exponents[2] < SUBNORMAL_BASE for case, _ in sample()])
+    assert (distinct[drawn_as_is & ~tiny] > 100).all()
+    assert (distinct > 100).mean() > 1 / 3
 
 
 def test_sizes_are_fp32_numbers_and_planted_exactly() -> None:

@@ -70,6 +70,15 @@ def make(tmp_path: Path) -> Any:
     return worker
 
 
+def test_a_kernel_that_takes_nothing_leaves_a_round_empty(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every draw refused is no failure and no end of the campaign: the round is over, with nothing judged."""
+    worker = make("oracle")
+    monkeypatch.setattr(worker, "_judge", lambda _: None)
+    worker.carry_out(Round(0, 1, 4, "anchor"))
+    assert worker.pipe.sent[-1].done
+    assert worker.pipe.total.cases == 0
+
+
 def play(worker: Worker, cases: int, seed: int = 7, **more: Any) -> Tally:
     """One round, to its end."""
     worker.pipe.orders += [Round(0, seed, cases, "anchor", **more), None]
