@@ -23,7 +23,8 @@ class Verdict(enum.StrEnum):
     """Conclusion about one case.
 
     PASS is certified: |got - f| <= bound for every judged element.  FAIL is certified too: some element is beyond its
-    bound, or differs in class.  NO_POWER: it passed, but a trivial answer passes as well.
+    bound, or differs in class.  NO_POWER: nothing is certainly beyond its bound, but a trivial
+    answer passes as well, or the exact result is not known closely enough.
     """
 
     PASS = "pass"

@@ -9,7 +9,8 @@ import numpy as np
 
 from verify.gdn import oracle_arb, oracle_float64
 from verify.gdn.power import powerless
-from verify.gdn.problem import BF16, GdnProblem, final_conv_state
+from verify.gdn.problem import BF16, SMALLEST_NORMAL, GdnProblem, final_conv_state, shapes, value_lanes
+from verify.gdn.reference import OracleUnsound
 from verify.measures import ComparisonError, errors, measure
 from verify.verdict import Judgement, Verdict, decide, describe, within_bound
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from verify.verdict import Decision
 
 MOST_BALLS = 50_000
-"""Tokens times state entries up to which ball arithmetic decides what a float64 reference leaves open."""
+"""Tokens times state entries of value lanes that ball arithmetic decides where a float64 reference leaves them open."""
+FINER = 2.0**-4
+"""Radius of a ball against the smallest bound that it decides: beside it, an element is open in one place of eight."""
 
 
 class Bound(Protocol):
@@ -84,9 +87,11 @@ def judge(
 ) -> Judgement:
     """Judge a kernel's outputs, final states and convolution states.
 
-    Outputs and written states pass if |got - want| + want_error <= bound.  Slots that no sequence writes must hold the
-    words that they held, and convolution states the words that are due: there is no arithmetic in them.  Tokens of no
-    sequence, and what a non-finite input may have touched, are not judged.
+    Outputs and written states pass if |got - want| + want_error <= bound, and fail if |got - want| - want_error is
+    beyond it; between the two, ball arithmetic decides, and where it would take too long the verdict is NO_POWER.
+    Slots that no sequence writes must hold the words that they held, and convolution states the words that are due:
+    there is no arithmetic in them.  Tokens of no sequence, and what a non-finite input may have touched, are not
+    judged.
 
     Args:
         problem: the inputs.
@@ -120,6 +125,12 @@ def judge(
         return Judgement(Verdict.FAIL, "; ".join([*wrong, *copied]), measures, notes)
     if not parts:
         return Judgement(Verdict.OUTSIDE_DOMAIN, "nothing lies inside the domain: nothing to judge", measures, notes)
+    unsure = [
+        f"{np.count_nonzero(part.decision.open)} elements of {part.name}" for part in parts if part.decision.open.any()
+    ]
+    if unsure:
+        reason = f"ill-conditioned: {', '.join(unsure)} are as near to their bound as the exact result is known here"
+        return Judgement(Verdict.NO_POWER, reason, measures, notes)
     weak = powerless(problem, reference, bound) if power else []
     if weak:
         reason = f"ill-conditioned: the bound, up to {_largest(bound):.3g}, also accepts: {', '.join(weak)}"
@@ -168,20 +179,46 @@ def _decided(problem: Problem, name: str, got: np.ndarray, reference: GdnReferen
     found = errors(got, want, where=None if where.all() else where)
     decision = decide(found, limit, error)
     if decision.open.any():
-        decision = _settled(problem, name, got, where, limit, decision)
+        decision = _settled(problem, name, got, where, limit, decision, float(np.abs(want[where]).max(initial=0.0)))
     return _Part(name, found, decision, measure(found, limit, tokens=0 if name == "out" else None))
 
 
 def _settled(
-    problem: Problem, name: str, got: np.ndarray, where: np.ndarray, limit: np.ndarray, decision: Decision
+    problem: Problem,
+    name: str,
+    got: np.ndarray,
+    where: np.ndarray,
+    limit: np.ndarray,
+    decision: Decision,
+    size: float,
 ) -> Decision:
-    """Decide by ball arithmetic what is open, if the problem is small enough; what stays open counts as wrong."""
-    if problem.tokens * problem.state[0].size > MOST_BALLS:
-        return dataclasses.replace(decision, wrong=decision.wrong | decision.open, open=np.zeros_like(decision.open))
-    balls = oracle_arb.gdn(problem)
-    again = errors(got, getattr(balls, name), where=None if where.all() else where)
-    found = decide(again, limit, getattr(balls, f"{name}_error"))
-    return dataclasses.replace(found, wrong=found.wrong | found.open, open=np.zeros_like(found.open))
+    """Decide the value lanes that are open by ball arithmetic, as many as are quick; what is left stays open.
+
+    A lane's balls are made as narrow as its smallest bound asks: where keys or values have zeros, entries of a state
+    are exactly 0, with a bound near 0, beside others of any size.
+    """
+    unsettled = np.zeros(got.shape, dtype=bool)
+    unsettled[where] = decision.open
+    tokens, (_, n_v, d_k, d_v) = problem.tokens, shapes(problem)
+    lanes = np.flatnonzero(unsettled.reshape(-1, d_v).any(axis=0))[: MOST_BALLS // max(tokens * n_v * d_k, 1)]
+    mine = unsettled[..., lanes]
+    if not mine.any():
+        return decision
+    least = limit[..., lanes][mine].min(initial=np.inf, where=limit[..., lanes][mine] > 0.0)
+    relative = min(oracle_arb.RELATIVE, FINER * least / max(size, SMALLEST_NORMAL))
+    try:
+        balls = oracle_arb.gdn(value_lanes(problem, lanes), relative=relative)
+    except OracleUnsound:
+        return decision
+    again = errors(got[..., lanes], getattr(balls, name), where=mine)
+    found = decide(again, limit[..., lanes], getattr(balls, f"{name}_error"))
+    wrong = np.zeros_like(unsettled)
+    wrong[where] = decision.wrong
+    for flags, settled in ((wrong, found.wrong), (unsettled, found.open)):
+        chosen = flags[..., lanes]
+        chosen[mine] = settled
+        flags[..., lanes] = chosen
+    return dataclasses.replace(decision, wrong=wrong[where], open=unsettled[where])
 
 
 def _words(x: np.ndarray) -> np.ndarray:

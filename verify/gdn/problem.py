@@ -311,6 +311,25 @@ def shapes(problem: Problem) -> tuple[int, int, int, int]:
     return problem.n_kq, problem.n_v, problem.d_k, problem.d_v
 
 
+def value_lanes(problem: Problem, lanes: Int[np.ndarray, " lanes"]) -> Problem:
+    """The problem of some lanes of every value head alone: a column of the state depends on no other column of v."""
+    state = problem.state[..., lanes]
+    if isinstance(problem, DeltaRuleProblem):
+        return dataclasses.replace(problem, v=problem.v[..., lanes], state=state)
+    n_kq, n_v, d_k, d_v = problem.heads
+    values = 2 * n_kq * d_k + np.add.outer(np.arange(n_v) * d_v, lanes).ravel()
+    columns = np.concatenate([np.arange(2 * n_kq * d_k), values])
+    return dataclasses.replace(
+        problem,
+        qkv=problem.qkv[:, columns],
+        taps=problem.taps[:, columns],
+        bias=None if problem.bias is None else problem.bias[columns],
+        conv_state=problem.conv_state[..., columns],
+        state=state,
+        heads=(n_kq, n_v, d_k, len(lanes)),
+    )
+
+
 def final_conv_state(problem: GdnProblem) -> np.ndarray:
     """What the convolution state is afterwards, all slots, `[slots, width - 1, dim]`: a matter of copying words.
 

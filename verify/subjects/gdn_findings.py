@@ -63,7 +63,7 @@ def reproduce(subject: str, case: str) -> str:
 
 
 def digest(problem: GdnProblem) -> str:
-    """SHA-256 of all inputs' words."""
+    """SHA-256 of all inputs' words: the layer's, also for a kernel that computes a part of it."""
     arrays = (problem.qkv, problem.taps, problem.b, problem.a, problem.a_log, problem.dt_bias, problem.state)
     found = hashlib.sha256()
     for array in (*arrays, problem.conv_state, problem.sequences.boundaries, problem.sequences.read_slots):
@@ -88,7 +88,8 @@ def numbers_json(measures: Measures) -> dict[str, Any]:
 
 def record_of(case: GdnOpenCase, judged: JudgedGdn) -> dict[str, Any]:
     """The record of a judged case (`verify.records`), with the input and the answer in words."""
-    problem, subject = judged.problem, judged.subject
+    problem, subject = case.build_layer(), judged.subject
+    assert problem is not None  # noqa: S101  what was judged is this layer, or the delta rule in it
     n_kq, n_v, d_k, d_v = problem.heads
     inside, words = next((i, w) for pattern, i, w in STANCES if re.search(pattern, case.name))
     versions = {name: importlib.metadata.version(name) for name in PACKAGES} | {"python": platform.python_version()}

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from verify.devices import CPU_INTERPRET
-from verify.gdn import oracle_float64
+from verify.gdn import judge as judging
+from verify.gdn import oracle_arb, oracle_float64
 from verify.gdn.cases import GdnCase
 from verify.gdn.contract import GdnBound, contract_bound
 from verify.gdn.judge import GdnResult, judge
-from verify.gdn.problem import GdnProblem, Sequences, final_conv_state
+from verify.gdn.problem import BF16, DeltaRuleProblem, GdnProblem, Sequences, final_conv_state, value_lanes
 from verify.gdn.steps import BF16_STEPS, SPLIT_STEPS, ChunkSteps, run
 from verify.verdict import Verdict
 
@@ -170,3 +171,53 @@ def test_another_shape_fails() -> None:
     verdict = judge(problem, GdnResult(found.out[:-1], found.state, found.conv_state), bound(problem))
     assert verdict.verdict is Verdict.FAIL
     assert "shapes differ" in verdict.reason
+
+
+UNWRITTEN = (0, 0, slice(0, 64), slice(0, 8))
+"""Entries of the state below that are exactly 0: where these lanes of a key are not 0, those of its value are."""
+
+
+def alternating() -> DeltaRuleProblem:
+    """Sixteen tokens of huge values, keys by turns in one half of their lanes and in the other; too many for balls."""
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((16, 1, 128)) for _ in range(3))
+    k[::2, :, 64:] = k[1::2, :, :64] = v[::2, :, :8] = 0.0
+    k /= np.sqrt((k * k).sum(axis=-1, keepdims=True))
+    return DeltaRuleProblem(
+        *(x.astype(BF16) for x in (q, k, 2.0**40 * v)),
+        beta=np.full((16, 1), 0.5, np.float32),
+        g=np.full((16, 1), -0.01, np.float32),
+        state=np.zeros((1, 1, 128, 128), np.float32),
+        sequences=Sequences.single(16),
+    )
+
+
+def test_what_float64_cannot_tell_is_decided_in_its_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exact 0 passes where the reference's own error is beyond the bound; a small number there fails.
+
+    Where balls would take too long, neither is called wrong: the verdict says that the case is ill-conditioned.
+    """
+    problem = alternating()
+    limits, reference = bound(problem), oracle_float64.gdn_chunked(problem)
+    assert (reference.state_error[UNWRITTEN] > limits.state[UNWRITTEN]).any(), "nothing is open, nothing is tested"
+    out, right = reference.out.astype(np.float32), reference.state.astype(np.float32)
+    right[UNWRITTEN] = 0.0
+    off = right.copy()
+    off[0, 0, 2, 3] = 2.0**-40
+    found = [judge(problem, GdnResult(out, state), limits, reference=reference) for state in (right, off)]
+    assert [each.verdict for each in found] == [Verdict.PASS, Verdict.FAIL], [each.reason for each in found]
+    assert "1 of 16384 elements of state are wrong; worst state[0, 0, 2, 3]" in found[1].reason
+    monkeypatch.setattr(judging, "MOST_BALLS", 0)
+    unsure = judge(problem, GdnResult(out, off), limits, reference=reference)
+    assert unsure.verdict is Verdict.NO_POWER
+    assert unsure.reason.startswith("ill-conditioned: ")
+    assert "elements of state are as near to their bound as the exact result is known" in unsure.reason
+
+
+def test_lanes_of_values_stand_alone() -> None:
+    """Some value lanes of a layer, by themselves, have the same exact results as in the whole."""
+    problem = layer()
+    lanes = np.array([1, 6])
+    whole, part = oracle_arb.gdn(problem), oracle_arb.gdn(value_lanes(problem, lanes))
+    assert (np.abs(whole.out[..., lanes] - part.out) <= whole.out_error[..., lanes] + part.out_error).all()
+    assert (np.abs(whole.state[..., lanes] - part.state) <= whole.state_error[..., lanes] + part.state_error).all()
