@@ -6,7 +6,7 @@
     running/          the case that each worker is running: what is left there was cut off, and is run first next time
     failures/         one minimal case per root, `python -m fuzz replay FILE` judges it again
     worst/            the case with the largest share of the bound per class
-    examples/         Hypothesis' database
+    examples/         Hypothesis' database, of rounds that draw without climbing
 
 Everything is written so that a process may be killed at any moment: whole files appear by renaming, and a record is
 written, whole, before the next case is begun.  Records are synced to the disk with each report, a few times a second: a

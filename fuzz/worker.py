@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
+    from hypothesis.database import ExampleDatabase
+
     from fuzz.hunts import Hunt
 
 FINISH, STOP = "finish", "stop"
@@ -55,7 +57,7 @@ class Assignment:
         buckets: shapes; none means all of each hunt.
         subject: the kernel; None: the default one of each hunt's operation.
         known: outcomes of cases that have been judged.
-        database: where Hypothesis keeps examples; empty: in the directory.
+        database: where Hypothesis keeps examples; empty: in the directory, those of rounds that do not climb.
     """
 
     directory: Path
@@ -241,7 +243,7 @@ class Worker:
             max_examples=order.cases + max(order.cases // 4, 40),  # some draws are repeats, which do not count
             deadline=None,
             suppress_health_check=[*HealthCheck],  # pyright: ignore[reportArgumentType]  members of an enum
-            database=opened(self.assignment.database, self.store.examples / hunt.name),
+            database=self._examples(order, hunt),
             phases=phases,
             report_multiple_bugs=True,  # so that every root of the round is shrunk, not the last one alone
             verbosity=Verbosity.quiet,
@@ -259,6 +261,16 @@ class Worker:
         except* Violation as group:
             for violation in _leaves(group):
                 self._keep(violation.case, violation.outcome, SHRUNK)
+
+    def _examples(self, order: Round, hunt: Hunt) -> ExampleDatabase | None:
+        """Where Hypothesis keeps examples: nowhere in rounds that climb, unless workers share them.
+
+        With a database it compares each case with a front of others in all its scores, for a tenth of the round's
+        time.  What fails is in the store all the same, and what comes nearest to failing in the archive.
+        """
+        if order.kind == TARGET and not self.assignment.database:
+            return None
+        return opened(self.assignment.database, self.store.examples / hunt.name)
 
     def _buckets(self, hunt: Hunt) -> tuple[Any, ...]:
         """The shapes that the hunt has of those asked for; all of them if it has none."""

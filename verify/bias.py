@@ -27,6 +27,7 @@ about data, and adversarial cases break them on purpose.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -96,7 +97,7 @@ def bias(
     if normalised.size == 0 or not np.isfinite(normalised).all():
         message = f"normalised must hold finite errors, got {normalised.size} errors"
         raise ValueError(message)
-    starts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 1))
+    starts = np.concatenate([[0], np.flatnonzero(rows[1:] != rows[:-1]) + 1])
     sums = np.add.reduceat(normalised, starts)
     squares = normalised * normalised
     row_squares = np.add.reduceat(squares, starts)
@@ -119,6 +120,7 @@ def bias(
     )
 
 
+@functools.lru_cache(maxsize=256)
 def _mean_square_limit(rows: int, rate: float) -> float:
     """The x > 1/3 with exp(-rows KL(x || 1/3)) = rate; inf if even x = 1 is likelier than that."""
     budget = -math.log(rate) / rows

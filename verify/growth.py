@@ -83,7 +83,9 @@ def growth(found: Errors, normalised: Float64[np.ndarray, " n"], *, axis: int, n
         message = f"axis must be one of 0..{len(found.shape) - 1}, got {axis}"
         raise ValueError(message)
     by_token = _by_token(found, normalised, axis)
-    finite = np.where(np.isfinite(by_token), by_token, 0.0).max(axis=1, initial=0.0)
+    finite = by_token.max(axis=1, initial=0.0)
+    if not np.isfinite(finite).all():
+        finite = np.where(np.isfinite(by_token), by_token, 0.0).max(axis=1, initial=0.0)
     rows = np.flatnonzero(finite > 0.0)
     slope, standard_error = _fit(rows + 1.0, finite[rows])
     return Growth(tuple(_ranges(found, normalised, by_token, axis)), normalised_by, slope, standard_error)

@@ -12,7 +12,9 @@ away).  Subnormals are not counted: 0 and 2^-126 are one ulp apart, as on a devi
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import sys
 from typing import TYPE_CHECKING
 
 import ml_dtypes
@@ -123,7 +125,11 @@ class Errors:
     def index(self, position: int) -> tuple[int, ...]:
         """Index into the compared arrays of a flat position."""
         flat = position if self.where is None else int(self.where[position])
-        return tuple(int(i) for i in np.unravel_index(flat, self.shape))
+        index: list[int] = []
+        for size in reversed(self.shape):
+            flat, i = divmod(flat, size)
+            index.append(i)
+        return tuple(reversed(index))
 
     def worst(self, values: Float64[np.ndarray, " n"]) -> Worst:
         """The largest of `values`, NaN before inf before finite, the first one if several."""
@@ -131,16 +137,17 @@ class Errors:
 
     def at(self, position: int, values: Float64[np.ndarray, " n"]) -> Worst:
         """What stands at a flat position."""
-        want = float(self.want[position])
-        word = nearest(want, self.got.dtype)
-        return Worst(
-            value=float(values[position]),
-            index=self.index(position),
-            got=float(self.wide[position]),
-            want=want,
-            got_bits=bits(self.got[position]),
-            want_bits=bits(word),
-        )
+        pair = self._pairs.get(position)
+        if pair is None:
+            want = float(self.want[position])
+            words = bits(self.got[position]), bits(nearest(want, self.got.dtype))
+            pair = self._pairs[position] = (self.index(position), float(self.wide[position]), want, *words)
+        return Worst(float(values[position]), *pair)
+
+    @functools.cached_property
+    def _pairs(self) -> dict[int, tuple[tuple[int, ...], float, float, str, str]]:
+        """Index, values and words of positions that were asked for: several measures have their worst at one."""
+        return {}
 
     def spread(self, values: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n"]:
         """`values` with the penalties put in."""
@@ -159,8 +166,7 @@ def widen(x: np.ndarray) -> Float64[np.ndarray, "*shape"]:
 
 def bits(word: np.generic) -> str:
     """The word of one BF16 or FP32 number in hexadecimal."""
-    array = np.asarray(word)
-    return f"0x{int(array.view(WORDS[array.dtype])):0{2 * array.dtype.itemsize}x}"
+    return f"0x{int.from_bytes(word.tobytes(), sys.byteorder):0{2 * word.dtype.itemsize}x}"
 
 
 def nearest(x: float, dtype: np.dtype) -> np.generic:
@@ -294,7 +300,7 @@ def shares(found: Errors, limit: Float64[np.ndarray, " n"]) -> Float64[np.ndarra
 def _ratio(found: Errors, denominator: np.ndarray) -> np.ndarray:
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         ratio = found.absolute / denominator
-    ratio[found.absolute == 0] = 0.0
+    np.copyto(ratio, 0.0, where=found.absolute == 0)
     return found.spread(ratio)
 
 
@@ -302,7 +308,9 @@ def ulp_distances(found: Errors) -> Float64[np.ndarray, " n"]:
     """Ordinal distances in ulp of the format of `got`; see the module docstring."""
     digits = SIGNIFICANT_BITS[found.got.dtype]
     with np.errstate(invalid="ignore"):
-        steps = np.abs(_ordinals(found.wide, digits) - _ordinals(found.want, digits))
+        steps = _ordinals(found.wide, digits)
+        steps -= _ordinals(found.want, digits)
+        np.abs(steps, out=steps)
     return found.spread(steps * 2.0 ** (digits - FLOAT64_BITS))
 
 
@@ -310,26 +318,28 @@ def _ordinals(x: np.ndarray, digits: int) -> np.ndarray:
     """Ordinals in units of 2^(digits - 53) ulp: float64 words order like integers, 2^(53 - digits) to an ulp."""
     ulp = 1 << (FLOAT64_BITS - digits)
     size = np.abs(x)
-    ordinals = size.view(np.int64) - (int(np.float64(SMALLEST_NORMAL).view(np.int64)) - ulp)
     small = size < SMALLEST_NORMAL
-    if small.any():
-        ordinals[small] = (size[small] * (ulp / SMALLEST_NORMAL)).astype(np.int64)
-    return np.where(x < 0, -ordinals, ordinals)
+    few = (size[small] * (ulp / SMALLEST_NORMAL)).astype(np.int64) if small.any() else None
+    ordinals = size.view(np.int64)
+    ordinals -= int(np.float64(SMALLEST_NORMAL).view(np.int64)) - ulp
+    if few is not None:
+        ordinals[small] = few
+    sign = x.view(np.int64) >> 63  # -1 for a negative number: -n is (n ^ -1) + 1, without a branch
+    ordinals ^= sign
+    ordinals -= sign
+    return ordinals
 
 
 def _bias(found: Errors, limit: np.ndarray | None, *, lanes: bool) -> Bias | None:
-    usable = np.ones(found.got.size, dtype=bool)
-    usable[found.odd] = False
-    if limit is not None:
-        usable &= (limit > 0) & np.isfinite(limit)
     scale = half_ulps(found.want, SIGNIFICANT_BITS[found.got.dtype]) if limit is None else limit
-    if not usable.any():
+    kept = _usable(found, limit)
+    if kept is not None and not kept.size:
         return None
-    positions = np.arange(found.got.size) if found.where is None else found.where
-    rows = positions // found.shape[-1] if lanes and len(found.shape) > 1 else positions
-    kept = None if usable.all() else np.flatnonzero(usable)
+    width = found.shape[-1] if lanes and len(found.shape) > 1 else 1
+    rows = _rows_of(found.got.size, width) if found.where is None else found.where // width
     if kept is None:
-        normalised = (found.wide - found.want) / scale
+        normalised = found.wide - found.want
+        normalised /= scale
     else:
         rows, scale = rows[kept], scale[kept]
         normalised = (found.wide[kept] - found.want[kept]) / scale
@@ -338,6 +348,25 @@ def _bias(found: Errors, limit: np.ndarray | None, *, lanes: bool) -> Bias | Non
     worst = dataclasses.replace(found.at(at, found.absolute), value=float(normalised[largest]))
     statistics = bias(normalised, rows, normalised_by="half an ulp" if limit is None else "bound")
     return dataclasses.replace(statistics, worst=worst)
+
+
+def _usable(found: Errors, limit: np.ndarray | None) -> np.ndarray | None:
+    """Positions of finite pairs whose bound, if there is one, is finite and not 0; None for all."""
+    if not found.odd.size and (limit is None or (limit.min() > 0 and limit.max() < math.inf)):
+        return None
+    usable = np.ones(found.got.size, dtype=bool)
+    usable[found.odd] = False
+    if limit is not None:
+        usable &= (limit > 0) & np.isfinite(limit)
+    return None if usable.all() else np.flatnonzero(usable)
+
+
+@functools.lru_cache(maxsize=8)
+def _rows_of(count: int, width: int) -> np.ndarray:
+    """The row of each of `count` elements; judgements of one shape ask again and again."""
+    rows = np.arange(count) // width
+    rows.flags.writeable = False
+    return rows
 
 
 def half_ulps(x: Float64[np.ndarray, " n"], digits: int) -> Float64[np.ndarray, " n"]:

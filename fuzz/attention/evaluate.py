@@ -19,7 +19,7 @@ from verify.attention import oracle_float64
 from verify.attention.adversarial import FLYWHEEL_LIMIT
 from verify.attention.examine import Examined, record_of
 from verify.attention.judge import judge
-from verify.attention.problem import widen
+from verify.attention.problem import AttentionProblem, widen
 from verify.attention.subjects import SubjectResult
 from verify.backend import device_model
 from verify.subjects.judging import REFUSALS, bound_of, promised_rows
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from fuzz.case import Case
     from verify.attention.contract import ContractBound
-    from verify.attention.problem import AttentionProblem
     from verify.attention.reference import Reference
     from verify.subjects.subject import Subject
 
@@ -178,7 +177,9 @@ def attempt(
         reason = f"nothing came back: {raised}: {str(error.cause)[:300]} ({Path(frame.filename).name}:{frame.lineno})"
         answer = Answer(SubjectResult(np.zeros(0), None), Judgement(Verdict.FAIL, reason))
     examined = Examined(problem, answer.result, answer.judgement)
-    record = record_of(examined, name=case.name, family="fuzz", interpret="fast", reproduce=reproduce)
+    # Attention cases, dense ones at least, have the digest of the problem itself.
+    sha256 = case.sha256 if isinstance(problem, AttentionProblem) else None
+    record = record_of(examined, name=case.name, family="fuzz", interpret="fast", reproduce=reproduce, sha256=sha256)
     bad = answer.judgement.verdict is Verdict.FAIL
     config = case.inputs.config  # type: ignore[attr-defined]
     return record | {

@@ -312,14 +312,24 @@ def _bell(count: int, stream: int) -> Float64[np.ndarray, " count"]:
     with np.errstate(over="ignore"):
         z = np.arange(count, dtype=np.uint64) + np.uint64((stream * 0xD1342543DE82EF95 + 1) % 2**64)
         z *= np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
+        shifted = z >> np.uint64(30)
+        z ^= shifted
+        z *= np.uint64(0xBF58476D1CE4E5B9)
+        z ^= np.right_shift(z, np.uint64(27), out=shifted)
+        z *= np.uint64(0x94D049BB133111EB)
+        z ^= np.right_shift(z, np.uint64(31), out=shifted)
     # Add the four 16-bit parts of each word: two pairs in one go, then the pairs.
-    pairs = (z & np.uint64(0x0000FFFF0000FFFF)) + ((z >> np.uint64(16)) & np.uint64(0x0000FFFF0000FFFF))
-    parts = ((pairs & np.uint64(0xFFFFFFFF)) + (pairs >> np.uint64(32))).astype(np.int64) - 2 * 65535
+    np.right_shift(z, np.uint64(16), out=shifted)
+    shifted &= np.uint64(0x0000FFFF0000FFFF)
+    z &= np.uint64(0x0000FFFF0000FFFF)
+    z += shifted
+    np.right_shift(z, np.uint64(32), out=shifted)
+    z &= np.uint64(0xFFFFFFFF)
+    z += shifted
+    wide = z.astype(np.float64)
+    wide -= 2.0 * 65535.0
     # Four uniforms on [0, 65535] have standard deviation 65536 / sqrt(3); 1.75 stands for sqrt(3).
-    wide = parts.astype(np.float64) * (1.75 / 65536.0)
+    wide *= 1.75 / 65536.0
     wide.flags.writeable = False
     return wide
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verify.attention.float64_rows import alike, flushed_exp, range_reduce, running
+from verify.attention.float64_rows import Place, alike, flushed_exp, range_reduce, running
 from verify.attention.problem import widen
 from verify.devices import BF16_UNIT_ROUNDOFF, DeviceModel
 
@@ -102,15 +102,14 @@ def contract_bound(
     k_all, v_all, q_all = (widen(x) for x in (problem.k, problem.v, problem.q))
     for b in range(problem.batch):
         for view in problem.views(b):
-            members = np.arange(problem.q_len)[view.rows]
             for kv, heads in alike(problem):
                 keys = _Keys(k_all[b, kv, view.keys], v_all[b, kv, view.keys])
                 rule = _Rule.of(problem, heads[0], device, weight_unit)
                 for part in _row_blocks(view, max(rows_per_block // len(heads), 1)):
-                    where = (b, np.array(heads)[:, None], members[part][None, :])
-                    start, stop = (np.tile(x[part], len(heads)) for x in (view.start, view.stop))
-                    error = None if query_error is None else np.concatenate([*query_error[where]])
-                    found.put(where, _block_bound(np.concatenate([*q_all[where]]), keys, start, stop, rule, error))
+                    place = Place(b, heads, view, part)
+                    error = None if query_error is None else place.take(query_error)
+                    start, stop = place.each(view.start), place.each(view.stop)
+                    found.put(place, _block_bound(place.take(q_all), keys, start, stop, rule, error))
     return ContractBound(found.out, found.lse, found.inside, found.max_logit)
 
 
@@ -135,11 +134,10 @@ class _Bounds:
     inside: np.ndarray
     max_logit: np.ndarray
 
-    def put(self, rows: tuple[int, np.ndarray, np.ndarray], other: _Bounds) -> None:
-        """Rows of several heads, one head after the other."""
+    def put(self, place: Place, other: _Bounds) -> None:
+        """Write what holds at a place."""
         for field in dataclasses.fields(self):
-            into, found = getattr(self, field.name), getattr(other, field.name)
-            into[rows] = found.reshape(rows[1].shape[0], rows[2].shape[1], *into.shape[3:])
+            place.put(getattr(self, field.name), getattr(other, field.name))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -150,9 +148,15 @@ class _Keys:
     v: np.ndarray
 
     @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """Sizes of the keys' components."""
+        return np.abs(self.k)
+
+    @functools.cached_property
     def values(self) -> np.ndarray:
         """Values, 0 where they are not finite."""
-        return np.where(np.isfinite(self.v), self.v, 0.0)
+        finite = np.isfinite(self.v)
+        return self.v if finite.all() else np.where(finite, self.v, 0.0)
 
     @functools.cached_property
     def finite(self) -> np.ndarray:
@@ -217,6 +221,7 @@ class _Rows:
         lowest: the least.
         total_v: at least the sum of the visible values' sizes.
         weight_unit: of P as it enters P V.
+        exponent: ln 2 (sigma + shift) + doubt per key, where `sigma` is the largest of each row; None: not yet formed.
     """
 
     counts: np.ndarray
@@ -231,6 +236,7 @@ class _Rows:
     lowest: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     total_v: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
     weight_unit: float = BF16_UNIT_ROUNDOFF
+    exponent: np.ndarray | None = None
 
     @functools.cached_property
     def summing(self) -> np.ndarray:
@@ -241,14 +247,24 @@ class _Rows:
     @functools.cached_property
     def shared_weight_error(self) -> np.ndarray:
         """rho_k P_k: by how much a weight that is not flushed may be off, as a share of the row."""
-        exponent = self.sigma + _shift_error(self.device)
-        exponent *= LN2
-        exponent += self.doubt
+        exponent = self.exponent
+        if exponent is None:
+            exponent = self.sigma + _shift_error(self.device)
+            exponent *= LN2
+            exponent += self.doubt
         exp2 = self.device.exp2_relative
         if exponent.max() < 1.0:
             return _small_growth(self.share, exponent, exp2 * math.e)
         grown = _grown(self.share, self.log_share, exponent)
-        return np.where(exponent < 1.0, grown + self.share * (exp2 * math.e), grown * (1.0 + exp2))
+        large = grown * (1.0 + exp2)
+        grown += self.share * (exp2 * math.e)
+        np.copyto(grown, large, where=~(exponent < 1.0))
+        return grown
+
+    @functools.cached_property
+    def shared_weight_errors(self) -> np.ndarray:
+        """Their sum per row."""
+        return self.shared_weight_error.sum(axis=1)
 
     @property
     def flushed_weight(self) -> float:
@@ -281,74 +297,152 @@ def _block_bound(
     if k.shape[0] == 0 and sink is None:
         nothing = np.zeros(q.shape[0])
         return _Bounds(np.zeros((q.shape[0], values.shape[1])), nothing, np.ones(q.shape[0], dtype=bool), nothing)
-    hidden = _hidden(start - first, stop - first, len(k))
     with np.errstate(all="ignore"):
-        sizes = np.abs(k).T
+        sizes = keys.sizes[run].T
         magnitude = np.abs(q) @ sizes
-        np.copyto(magnitude, 0.0, where=hidden)
-        finite = np.isfinite(q).all(axis=1) & _sees_finite(keys.finite[run], hidden)
-        inside = (finite & _has_room(magnitude, rule)) | blind
+        _hide(magnitude, 0.0, start - first, stop - first)
+        reach = magnitude.max(axis=1, initial=0.0)
+        finite = np.isfinite(q).all(axis=1) & _sees_finite(keys.finite[run], start - first, stop - first)
+        inside = (finite & _has_room(reach, rule)) | blind
         inside &= rule.inside_domain | (blind & (sink is None))
         logits = q @ k.T
         logits *= rule.scale
-        np.copyto(logits, -np.inf, where=hidden)
-        moved = None if query_error is None else query_error @ sizes
-        scores = _scores(logits, magnitude, q.shape[1], rule, moved)
-        max_logit = _max_logit_bound(scores, device)
+        _hide(logits, -np.inf, start - first, stop - first)
         highest, lowest, total_v = _value_ranges(keys, run, start, stop)
         counts = np.maximum(stop - start, 0)
         if sink is not None:
-            scores = scores.with_sink(sink, device)
             values = np.concatenate([values, np.zeros((1, values.shape[1]))])
             highest, lowest, counts = np.maximum(highest, 0.0), np.minimum(lowest, 0.0), counts + 1
-        share, log_share, lse = _shares(scores.logits)
-        doubt = _evaluation_doubt(scores.doubt, share, log_share)
-        unit = rule.weight_unit
-        rows = _Rows(counts, values, share, log_share, scores.sigma, doubt, lse, device, highest, lowest, total_v, unit)
-        out, lse_bound, max_logit = (
-            np.where(inside.reshape(-1, *[1] * (x.ndim - 1)), x * EVALUATION_SLACK, np.inf)
-            for x in (_out_bound(rows), _lse_bound(rows), max_logit)
-        )
+        if rule.softcap is None and query_error is None and k.shape[0]:
+            max_logit, weights = _plain_weights(logits, magnitude, reach, q.shape[1], rule)
+        else:
+            moved = None if query_error is None else query_error @ sizes
+            scores = _scores(logits, magnitude, q.shape[1], rule, moved)
+            max_logit = _max_logit_bound(scores, device)
+            weights = _weights(scores if sink is None else scores.with_sink(sink, device))
+        ranges = (highest, lowest, total_v, rule.weight_unit, weights.exponent)
+        shares = (weights.share, weights.log_share, weights.sigma, weights.doubt, weights.lse)
+        rows = _Rows(counts, values, *shares, device, *ranges)
+        out, lse_bound = _out_bound(rows), _lse_bound(rows)
+        for bound in (out, lse_bound, max_logit):
+            np.multiply(bound, EVALUATION_SLACK, out=bound)
+            if not inside.all():
+                bound[~inside] = np.inf
     # A row that sees no key adds up no product: its output is 0, and only a sink gives it an LSE.
-    lse_bound = np.where(blind, 0.0, lse_bound) if sink is None else lse_bound
-    return _Bounds(np.where(blind[:, None], 0.0, out), lse_bound, inside, np.where(blind, 0.0, max_logit))
+    if blind.any():
+        out[blind], max_logit[blind] = 0.0, 0.0
+        if sink is None:
+            lse_bound[blind] = 0.0
+    return _Bounds(out, lse_bound, inside, max_logit)
 
 
-def _hidden(start: np.ndarray, stop: np.ndarray, keys: int) -> np.ndarray:
-    """Pairs of a row and a key that it does not see."""
-    index = np.arange(keys)[None, :]
-    hidden = index >= stop[:, None]
-    if start.any():
-        hidden |= index < start[:, None]
-    return hidden
+def _hide(x: np.ndarray, value: float, start: np.ndarray, stop: np.ndarray) -> None:
+    """Put a value where a row does not see the key: in the few columns that some row does not see."""
+    index = np.arange(x.shape[1])[None, :]
+    left, right = int(start.max(initial=0)), max(int(stop.min(initial=x.shape[1])), 0)
+    if right < x.shape[1]:
+        np.copyto(x[:, right:], value, where=index[:, right:] >= stop[:, None])
+    if left > 0:
+        np.copyto(x[:, :left], value, where=index[:, :left] < start[:, None])
 
 
-def _sees_finite(finite: np.ndarray, hidden: np.ndarray) -> np.ndarray:
+def _sees_finite(finite: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
     """Rows whose visible keys are all finite.
 
     A value that is not finite takes only its own lane out of the bound: f is not finite there, and class decides.
     """
-    return np.ones(len(hidden), dtype=bool) if finite.all() else hidden[:, ~finite].all(axis=1)
+    odd = np.flatnonzero(~finite)[None, :]
+    return ((odd >= stop[:, None]) | (odd < start[:, None])).all(axis=1)
 
 
-def _has_room(magnitude: np.ndarray, rule: _Rule) -> np.ndarray:
-    """Rows whose largest sum_d |q_d k_d| of a visible pair (0 where hidden) leaves FP32 room; NaN leaves none."""
-    return magnitude.max(axis=1, initial=0.0) * max(1.0, abs(rule.scale) * LOG2_E) <= DOMAIN_LIMIT
+def _has_room(reach: np.ndarray, rule: _Rule) -> np.ndarray:
+    """Rows whose largest sum_d |q_d k_d| of a visible pair, `reach`, leaves FP32 room; NaN leaves none."""
+    return reach * max(1.0, abs(rule.scale) * LOG2_E) <= DOMAIN_LIMIT
 
 
-def _shares(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """P', ln P' and the LSE of each row.  Overwrites the logits.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Weights:
+    """Fields of `_Rows` that scores decide; `sigma` may be the largest of each row where `exponent` is given."""
+
+    share: np.ndarray
+    log_share: np.ndarray
+    sigma: np.ndarray
+    doubt: np.ndarray
+    lse: np.ndarray
+    exponent: np.ndarray | None = None
+
+
+def _weights(scores: _Scores) -> _Weights:
+    """Shares of scores whose errors are known pair by pair."""
+    share, log_share, lse = _shares(scores.logits)
+    doubt = _evaluation_doubt(scores.doubt, share, log_share)
+    return _Weights(share, log_share, scores.sigma, doubt, lse)
+
+
+def _plain_weights(
+    logits: np.ndarray, magnitude: np.ndarray, reach: np.ndarray, head_dim: int, rule: _Rule
+) -> tuple[np.ndarray, _Weights]:
+    """What `_scores`, `_max_logit_bound` and `_weights` give without a soft cap, in fewer passes.
+
+    Errors of scores then are straight lines in `magnitude`, so that the largest of a row is that at its `reach`, and
+    the exponent of a weight's error is one line too.  Overwrites logits and magnitude.
+    """
+    device, sink = rule.device, rule.sink
+    slope, constant = _score_line(rule.scale, head_dim, device)
+    doubt_slope = _doubt_slope(rule.scale, head_dim)
+    line = magnitude * (LN2 * slope + doubt_slope)
+    line += logits
+    every = np.arange(len(logits))
+    best = logits.argmax(axis=1)
+    largest = logits[every, best]
+    apart = line.max(axis=1) + (LN2 * constant + EVALUATION_DOUBT) - largest
+    apart += doubt_slope * magnitude[every, best] + EVALUATION_DOUBT
+    max_logit = _of_maximum(largest, apart, device)
+    sigma = slope * reach + constant
+    own = doubt_slope * reach + EVALUATION_DOUBT
+    exponent = np.multiply(magnitude, LN2 * slope, out=line)
+    exponent += LN2 * (constant + _shift_error(device))
+    if sink is not None:
+        of_sink = _sink_error(sink, device)
+        sigma = np.maximum(sigma, of_sink)
+        logits, exponent = _widened(logits, sink), _widened(exponent, LN2 * (of_sink + _shift_error(device)))
+    negligible = bool(own.max() < NEGLIGIBLE)
+    # Logarithms of shares are asked for where an exponent reaches 1; twice its size leaves room for roundings.
+    largest_exponent = LN2 * (sigma.max() + _shift_error(device)) + 3.0 * own.max()
+    small = negligible and bool(2.0 * largest_exponent < 1.0)
+    share, log_share, lse = _shares(logits, logarithms=not small)
+    if negligible:
+        doubt = 3.0 * own[:, None]
+    else:
+        magnitude *= doubt_slope
+        magnitude += EVALUATION_DOUBT
+        doubt = _evaluation_doubt(
+            magnitude if sink is None else _widened(magnitude, EVALUATION_DOUBT), share, log_share
+        )
+    exponent += doubt
+    return max_logit, _Weights(share, log_share, sigma[:, None], doubt, lse, exponent)
+
+
+def _widened(x: np.ndarray, value: float) -> np.ndarray:
+    """One column more."""
+    return np.column_stack([x, np.full(len(x), value)])
+
+
+def _shares(logits: np.ndarray, *, logarithms: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """P', ln P' (P' again unless the logarithms are asked for) and the LSE of each row.  Overwrites the logits.
 
     A share below exp(FLUSHED_LOG) counts as 0: with |v| < 2**128 that moves no sum by 2**-800, and every bound holds at
     least 2**-126 of flushing.
     """
     top = logits.max(axis=1, keepdims=True)
     logits -= top
-    weights = flushed_exp(logits.copy())
+    weights = flushed_exp(logits.copy() if logarithms else logits)
     total = weights.sum(axis=1, keepdims=True)
     weights /= total
-    logits -= np.log(total)
-    return weights, logits, (top + np.log(total))[:, 0]
+    log_total = np.log(total)
+    if logarithms:
+        logits -= log_total
+    return weights, logits, (top + log_total)[:, 0]
 
 
 def _value_ranges(
@@ -383,11 +477,13 @@ class _Scores:
 
     def with_sink(self, sink: float, device: DeviceModel) -> _Scores:
         """One column more: the sink, converted to log2 units by one constant."""
-        sigma = abs(sink) * LOG2_E * float(gamma(3, device.unit_roundoff)) + 2.0 * device.smallest_normal
-        rows = len(self.logits)
-        columns = (np.full(rows, x) for x in (sink, sigma, EVALUATION_DOUBT))
-        parts = (self.logits, self.sigma, self.doubt)
-        return _Scores(*(np.column_stack(pair) for pair in zip(parts, columns, strict=True)))
+        pairs = ((self.logits, sink), (self.sigma, _sink_error(sink, device)), (self.doubt, EVALUATION_DOUBT))
+        return _Scores(*(_widened(part, value) for part, value in pairs))
+
+
+def _sink_error(sink: float, device: DeviceModel) -> float:
+    """sigma of a sink."""
+    return abs(sink) * LOG2_E * float(gamma(3, device.unit_roundoff)) + 2.0 * device.smallest_normal
 
 
 def _scores(logits: np.ndarray, magnitude: np.ndarray, head_dim: int, rule: _Rule, moved: np.ndarray | None) -> _Scores:
@@ -397,7 +493,8 @@ def _scores(logits: np.ndarray, magnitude: np.ndarray, head_dim: int, rule: _Rul
     sigma = _score_error(magnitude, rule.scale, head_dim, rule.device)
     if moved is not None:
         sigma += abs(rule.scale) * LOG2_E * moved * EVALUATION_SLACK
-    doubt = (head_dim + 8) * 2.0**-53 * abs(rule.scale) * magnitude + EVALUATION_DOUBT
+    doubt = _doubt_slope(rule.scale, head_dim) * magnitude
+    doubt += EVALUATION_DOUBT
     if rule.softcap is None:
         return _Scores(logits, sigma, doubt)
     cap, device, hidden = rule.softcap, rule.device, logits == -np.inf
@@ -428,17 +525,34 @@ def _max_logit_bound(scores: _Scores, device: DeviceModel) -> np.ndarray:
     upper += scores.logits
     best = scores.logits.argmax(axis=1)
     largest, doubt = scores.logits[rows, best], scores.doubt[rows, best]
-    apart = upper.max(axis=1) - largest + doubt
+    return _of_maximum(largest, upper.max(axis=1) - largest + doubt, device)
+
+
+def _of_maximum(largest: np.ndarray, apart: np.ndarray, device: DeviceModel) -> np.ndarray:
+    """A maximum that moves by `apart` in log2 units, given in nats: three more roundings, and flushing."""
     return apart + float(gamma(3, device.unit_roundoff)) * (np.abs(largest) + apart) + 2.0 * device.smallest_normal
+
+
+def _doubt_slope(scale: float, head_dim: int) -> float:
+    """What float64 makes of a logit, relative to sum_d |q_d k_d|."""
+    return (head_dim + 8) * 2.0**-53 * abs(scale)
 
 
 def _score_error(magnitude: np.ndarray, scale: float, head_dim: int, device: DeviceModel) -> np.ndarray:
     """sigma: |computed - exact| of a score in log2 units; `magnitude` is sum_d |q_d k_d| per pair."""
+    slope, constant = _score_line(scale, head_dim, device)
+    sigma = slope * magnitude
+    sigma += constant
+    return sigma
+
+
+def _score_line(scale: float, head_dim: int, device: DeviceModel) -> tuple[float, float]:
+    """Slope and constant of sigma in sum_d |q_d k_d|."""
     log2_scale = abs(scale) * LOG2_E
     # head_dim - 1 additions, the rounding of the constant and of the product with it.
     relative = gamma(head_dim, device.dot_unit_roundoff) + gamma(3, device.unit_roundoff) * 1.01
     flushed = (2 * head_dim * log2_scale * 1.01 + 1) * device.smallest_normal
-    return log2_scale * relative * magnitude + flushed
+    return float(log2_scale * relative), flushed
 
 
 def _grown(share: np.ndarray, log_share: np.ndarray, exponent: np.ndarray) -> np.ndarray:
@@ -448,7 +562,8 @@ def _grown(share: np.ndarray, log_share: np.ndarray, exponent: np.ndarray) -> np
     """
     grown = _small_growth(share, exponent)
     if not exponent.max() < 1.0:
-        raised = np.minimum(log_share + exponent, OVERFLOWING)
+        raised = log_share + exponent
+        np.minimum(raised, OVERFLOWING, out=raised)
         np.copyto(grown, flushed_exp(raised), where=~(exponent < 1.0))
     return grown
 
@@ -489,34 +604,51 @@ def _doubt_of_exact(rows: _Rows, spread: np.ndarray, largest: np.ndarray) -> np.
 
 def _out_bound(rows: _Rows) -> np.ndarray:
     device, unit = rows.device, BF16_UNIT_ROUNDOFF
-    v, abs_v, n = rows.v, np.abs(rows.v), rows.counts.astype(np.float64)[:, None]
+    v, n = rows.v, rows.counts.astype(np.float64)[:, None]
     summing = rows.summing[:, None]
     computed = rows.share @ v
     highest, lowest = rows.highest, rows.lowest
-    largest = np.maximum(np.abs(highest), np.abs(lowest))
+    largest = np.maximum(highest, -lowest)  # lowest <= highest
     spread = highest - lowest
     doubt = _doubt_of_exact(rows, spread, largest)
-    exact = np.abs(computed) + doubt
+    exact = np.abs(computed)
+    exact += doubt
     rho_share = rows.shared_weight_error
     rounding_p = (1.0 + rows.weight_unit) * (1.0 + summing)
     alpha_share = rho_share * rounding_p
     alpha_share += rows.share * (rounding_p - 1.0)
-    beta = rho_share.sum(axis=1, keepdims=True) * (1.0 + summing) + rows.share.sum(axis=1, keepdims=True) * summing
-    theta = rows.flushed_weight * (rows.total_v + n * exact) + rows.flushed_products[:, None]
+    beta = rows.shared_weight_errors[:, None] * (1.0 + summing) + rows.share.sum(axis=1, keepdims=True) * summing
+    flushed_products = rows.flushed_products[:, None]
     denominator = 1.0 - beta - n * rows.flushed_weight
-    numerator = alpha_share @ abs_v
-    numerator += exact * beta
+    numerator = alpha_share @ np.abs(v)
+    other = exact * beta
+    numerator += other
+    theta = np.multiply(exact, n, out=other)
+    theta += rows.total_v
+    theta *= rows.flushed_weight
+    theta += flushed_products
     numerator += theta
-    first_order = np.where(denominator > 0.0, numerator / denominator, np.inf)
-    farthest = np.maximum(highest - computed, computed - lowest)
+    numerator /= denominator
+    unbounded = ~(denominator[:, 0] > 0.0)
+    if unbounded.any():
+        numerator[unbounded] = np.inf
+    farthest = np.subtract(computed, lowest, out=other)
+    np.maximum(farthest, highest - computed, out=farthest)
     farthest += doubt
     convex = np.minimum(farthest, spread, out=farthest)
-    convex += _skew(summing, rows.weight_unit) * largest + rows.flushed_products[:, None]
+    skewed = _skew(summing, rows.weight_unit) * largest
+    skewed += flushed_products
+    convex += skewed
     convex[rows.counts > CONVEX_KEYS] = np.inf
-    divided = np.fmin(first_order, convex, out=convex)
-    divided += (2.0 * device.reciprocal_relative + 3.0 * device.unit_roundoff) * (exact + divided)
+    divided = np.fmin(numerator, convex, out=convex)
+    more = np.add(exact, divided, out=skewed)
+    more *= 2.0 * device.reciprocal_relative + 3.0 * device.unit_roundoff
+    divided += more
     # The result is formed at half scale, where anything below smallest_normal is flushed.
-    divided += unit * (exact + divided) + 2.0 * device.smallest_normal
+    more = np.add(exact, divided, out=skewed)
+    more *= unit
+    more += 2.0 * device.smallest_normal
+    divided += more
     return divided
 
 
@@ -529,7 +661,7 @@ def _lse_bound(rows: _Rows) -> np.ndarray:
     """In nats: the error of the sum, of the logarithm, and of putting the anchor back."""
     device = rows.device
     flushed = rows.counts * rows.flushed_weight
-    beta = rows.shared_weight_error.sum(axis=1) * (1.0 + rows.summing) + rows.summing + flushed
+    beta = rows.shared_weight_errors * (1.0 + rows.summing) + rows.summing + flushed
     of_sum = _log_of_relative(beta)
     # Whatever the scores' errors are, they move the LSE by at most the largest of them.
     alone = np.expm1(LN2 * _shift_error(device)) + device.exp2_relative * math.e

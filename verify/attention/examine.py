@@ -93,9 +93,16 @@ def examine(
 
 
 def record_of(
-    examined: Judged, *, name: str, family: str, interpret: str, reproduce: str, subject: str = FLYWHEEL
+    examined: Judged,
+    *,
+    name: str,
+    family: str,
+    interpret: str,
+    reproduce: str,
+    subject: str = FLYWHEEL,
+    sha256: str | None = None,
 ) -> dict[str, Any]:
-    """The record of a judged problem."""
+    """The record of a judged problem; `sha256` is its digest, if that is known already."""
     problem, result, judgement = examined.problem, examined.result, examined.judgement
     replays = None if result is None else result.replays
     return {
@@ -103,7 +110,7 @@ def record_of(
         "subject": subject,
         "case": name,
         "family": family,
-        "sha256": digest(problem),
+        "sha256": digest(problem) if sha256 is None else sha256,
         "shape": {
             "batch": problem.batch,
             "heads": problem.heads,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from jaxtyping import Bool, Float64, Int
 
-    from verify.attention.problem import AttentionProblem
+    from verify.attention.problem import AttentionProblem, View
 
 UNIT = 2.0**-53
 FUNCTION_ULPS = 2.0
@@ -69,6 +70,11 @@ class KVHead:
             odd_keys=odd_keys,
             odd_values=odd_values,
         )
+
+    @functools.cached_property
+    def key_sizes(self) -> Float64[np.ndarray, "kv_len head_dim"]:
+        """Sizes of the keys' components."""
+        return np.abs(self.keys)
 
     @functools.cached_property
     def prefix_norms(self) -> Float64[np.ndarray, " kv_len"]:
@@ -178,13 +184,14 @@ class Bounded:
         """Zeros, to be filled block by block."""
         return cls(*(np.zeros(s) for s in ((*shape, v_dim), (*shape, v_dim), shape, shape, shape, shape)))
 
-    def put(self, rows: slice | np.ndarray | tuple[int, np.ndarray, np.ndarray], other: Bounded) -> None:
-        """Write the values of some rows; of several heads one after the other, named as columns and rows."""
+    def put(self, rows: np.ndarray | Place, other: Bounded) -> None:
+        """Write the values of some rows, or of a place: of several heads one after the other."""
         for field in dataclasses.fields(self):
             into, found = getattr(self, field.name), getattr(other, field.name)
-            if isinstance(rows, tuple):
-                found = found.reshape(rows[1].size, rows[2].size, *found.shape[1:])
-            into[rows] = found
+            if isinstance(rows, Place):
+                rows.put(into, found)
+            else:
+                into[rows] = found
 
 
 def range_reduce(ufunc: np.ufunc, x: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
@@ -221,22 +228,68 @@ def alike(problem: AttentionProblem) -> Iterator[tuple[int, list[int]]]:
         yield kv_head, heads
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Place:
+    """Some rows of some heads in arrays `[batch, heads, q_len, ...]`; `part` of the rows of a view."""
+
+    batch: int
+    heads: list[int]
+    view: View
+    part: slice
+
+    @functools.cached_property
+    def index(self) -> tuple[int, slice | np.ndarray, slice | np.ndarray]:
+        """For `array[index]`; slices where that is possible, which numpy copies faster."""
+        first, last, rows = self.heads[0], self.heads[-1], self.view.rows
+        if isinstance(rows, slice):  # all of them
+            if self.heads == list(range(first, last + 1)):
+                return self.batch, slice(first, last + 1), self.part
+            rows = np.arange(self.part.stop)
+        rows = rows[self.part]
+        return self.batch, np.array(self.heads)[:, None], rows[None, :]
+
+    def take(self, array: np.ndarray) -> np.ndarray:
+        """The rows, of one head after the other."""
+        found = array[self.index]
+        return found.reshape(found.shape[0] * found.shape[1], *found.shape[2:])
+
+    def put(self, array: np.ndarray, found: np.ndarray) -> None:
+        """Write the rows, given of one head after the other."""
+        heads = len(self.heads)
+        array[self.index] = found.reshape(heads, len(found) // heads, *found.shape[1:])
+
+    def each(self, x: np.ndarray) -> np.ndarray:
+        """What holds per row of the view, for each head."""
+        return np.concatenate([x[self.part]] * len(self.heads))
+
+
 def running(ufunc: np.ufunc, x: np.ndarray) -> np.ndarray:
-    """Minimum or maximum over the first 1, 2, ... rows; doubling is several times faster than `accumulate`."""
-    step = 1
-    while step < len(x):
-        x = np.concatenate([x[:step], ufunc(x[step:], x[:-step])])
-        step *= 2
-    return x
+    """Minimum or maximum over the first 1, 2, ... rows; several times faster than `accumulate`.
+
+    Within all runs of about sqrt(rows) rows at once, then from run to run, then of each run with all before it.
+    """
+    rows, lanes = x.shape
+    length = max(math.isqrt(rows), 1)
+    whole = rows - rows % length
+    result = x.copy()
+    runs = result[:whole].reshape(whole // length, length, lanes)
+    for row in range(1, length):
+        ufunc(runs[:, row], runs[:, row - 1], out=runs[:, row])
+    for run in range(1, len(runs)):
+        ufunc(runs[run], runs[run - 1, -1], out=runs[run])
+    for row in range(max(whole, 1), rows):
+        ufunc(result[row], result[row - 1], out=result[row])
+    return result
 
 
 def flushed_exp(x: np.ndarray) -> np.ndarray:
     """exp(x), and 0 below FLUSHED_LOG.  Overwrites x."""
-    kept = x >= FLUSHED_LOG
-    if kept.all():
+    flushed = x < FLUSHED_LOG
+    if not flushed.any():
         return np.exp(x, out=x)
-    np.exp(np.maximum(x, FLUSHED_LOG, out=x), out=x)
-    x *= kept
+    np.maximum(x, FLUSHED_LOG, out=x)
+    np.exp(x, out=x)
+    np.copyto(x, 0.0, where=flushed)
     return x
 
 
@@ -272,13 +325,20 @@ def attend(block: Block) -> Bounded:
         logits[skip] = 0.0
         top = np.where(skip, 0.0, top)
         floor = np.where(skip, 0.0, floor)
-    calm = np.where(skip, 0.0, reach)
-    loose, result = _whole_rows(finite, logits, top, floor, calm)
+    error = _row_error(finite, np.where(skip, 0.0, reach), top, floor)
+    tight = np.flatnonzero(error.loose & ~skip)
+    single = None
+    if tight.size:
+        part = finite.take(tight)
+        single = _key_by_key(part, logits[tight, part.first - block.first : part.last - block.first])
+    if tight.size < len(q) - np.count_nonzero(skip) or not tight.size:
+        result = _whole_rows(finite, logits, top, error)
+    else:
+        result = Bounded.blank((len(q),), block.head.values.shape[1])
     known = np.where(beyond, 0.0, reach)
     result.max_logit[:], result.max_logit_error[:] = largest, _reach_error(finite, known) * _slack(block)
-    tight = np.flatnonzero(loose & ~skip)
-    if tight.size:
-        result.put(tight, _key_by_key(finite.take(tight), block.q[tight]))
+    if single is not None:
+        result.put(tight, single)
     if skip.any():
         _unreached(result, block, beyond)
         _set_class(result, undefined, np.nan, np.nan)
@@ -322,10 +382,10 @@ def _hide(block: Block, logits: np.ndarray) -> None:
         logits[block.empty] = -np.inf
     if right < block.last:
         tail = max(right - block.first, 0)
-        logits[:, tail:][keys[:, tail:] >= block.stop[:, None]] = -np.inf
+        np.copyto(logits[:, tail:], -np.inf, where=keys[:, tail:] >= block.stop[:, None])
     if left > block.first:
         head = left - block.first
-        logits[:, :head][keys[:, :head] < block.start[:, None]] = -np.inf
+        np.copyto(logits[:, :head], -np.inf, where=keys[:, :head] < block.start[:, None])
 
 
 def _capped(logits: np.ndarray, softcap: float) -> np.ndarray:
@@ -355,15 +415,27 @@ def _slack(block: Block) -> float:
     return 1.0 + 4.0 * (block.terms + block.q.shape[1] + 64) * UNIT
 
 
-def _whole_rows(
-    block: Block, logits: np.ndarray, top: np.ndarray, floor: np.ndarray, reach: np.ndarray
-) -> tuple[np.ndarray, Bounded]:
-    """Lemma 5: one relative error for all weights of a row.  Overwrites `logits`; tells which rows need lemma 6."""
-    terms, sizes = block.terms, block.head.sizes[block.keys]
+@dataclasses.dataclass(frozen=True, eq=False)
+class _RowError:
+    """Per row: error of its logits, one relative error of all its weights, and whether that needs lemma 6 instead."""
+
+    shift: Float64[np.ndarray, " rows"]
+    relative: Float64[np.ndarray, " rows"]
+    loose: Bool[np.ndarray, " rows"]
+
+
+def _row_error(block: Block, reach: np.ndarray, top: np.ndarray, floor: np.ndarray) -> _RowError:
+    """The error of a row's weights by its largest logit, `top`, and its least, `floor` (lemma 5)."""
     shift = _reach_error(block, reach)
     relative = 2.0 * shift + 1.01 * UNIT * np.minimum(top - floor, EXP_RANGE) + TINY
     loose = ~(relative <= LOOSE)
-    relative = np.where(loose, LOOSE, relative)
+    return _RowError(shift, np.where(loose, LOOSE, relative), loose)
+
+
+def _whole_rows(block: Block, logits: np.ndarray, top: np.ndarray, row_error: _RowError) -> Bounded:
+    """Lemma 5: one relative error for all weights of a row, void where it is loose.  Overwrites `logits`."""
+    terms, sizes = block.terms, block.head.sizes[block.keys]
+    relative, shift = row_error.relative, row_error.shift
     weight_error = relative * (1.0 + relative) + FUNCTION_ERROR * (1.0 + 2.0 * relative) + gamma(terms)
 
     logits -= top[:, None]
@@ -377,7 +449,7 @@ def _whole_rows(
     least = np.maximum(1.0, total - total_error)
     out, out_error = _quotient(block, _Sums(weights, total, total_error, product_error, least))
     lse, lse_error = _log_sum(block, top, total, shift + total_error / least)
-    return loose, Bounded(out, out_error, lse, lse_error, np.zeros_like(lse), np.zeros_like(lse))
+    return Bounded(out, out_error, lse, lse_error, np.zeros_like(lse), np.zeros_like(lse))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -399,14 +471,17 @@ def _quotient(block: Block, sums: _Sums) -> tuple[np.ndarray, np.ndarray]:
     error = size * sums.total_error[:, None]
     error += sums.product_error
     error /= sums.least[:, None]
-    error += 2.0 * UNIT * size
+    size *= 2.0 * UNIT
+    error += size
     error += TINY
     error *= _slack(block)
     low, high = block.low, block.high
-    np.clip(out, low, high, out=out)
-    farthest = np.maximum(out - low, high - out)
+    np.maximum(out, low, out=out)
+    np.minimum(out, high, out=out)
+    farthest = np.subtract(high, out, out=size)
+    np.maximum(farthest, out - low, out=farthest)
     farthest *= 1.0 + 4.0 * UNIT
-    return out, np.fmin(error, farthest)  # fmin: an infinite error times a zero value is NaN
+    return out, np.fmin(error, farthest, out=error)  # fmin: an infinite error times a zero value is NaN
 
 
 def _log_sum(block: Block, top: np.ndarray, total: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -416,49 +491,61 @@ def _log_sum(block: Block, top: np.ndarray, total: np.ndarray, error: np.ndarray
     return lse, (error + FUNCTION_ERROR * logarithm + 1.01 * UNIT * np.abs(lse) + TINY) * _slack(block)
 
 
-def _key_by_key(block: Block, raw_q: np.ndarray) -> Bounded:
-    """Lemma 6: each weight with its own error, for rows with logits so large that one error for all says nothing."""
-    odd_rows, _ = _split(raw_q)
-    logits, _ = _logits(block, raw_q, odd_rows, np.zeros(len(raw_q), dtype=bool))
-    slack = _slack(block)
+def _key_by_key(block: Block, logits: np.ndarray) -> Bounded:
+    """Lemma 6: each weight with its own error, for rows with logits so large that one error for all says nothing.
+
+    Overwrites `logits`, those of the block's own keys.
+    """
+    slack, sink = _slack(block), block.rule.sink
     shift = _key_errors(block)
-    shift[logits == -np.inf] = 0.0  # hidden, or of weight 0
+    np.copyto(shift, 0.0, where=logits == -np.inf)  # hidden, or of weight 0
     largest = logits.max(axis=1)
     # The largest of the exact logits lies between the largest lower end and the largest upper end.
+    moved = logits + shift
+    above = moved.max(axis=1)
+    np.subtract(logits, shift, out=moved)
+    below = moved.max(axis=1)
     with np.errstate(invalid="ignore"):  # a row that sees a sink only
-        largest_error = np.maximum((logits + shift).max(axis=1) - largest, largest - (logits - shift).max(axis=1))
+        largest_error = np.maximum(above - largest, largest - below)
     largest_error += 4.0 * UNIT * np.abs(largest)
-    if block.rule.sink is not None:
-        logits = np.column_stack([logits, np.full(len(logits), block.rule.sink)])
+    if sink is not None:
+        logits = np.column_stack([logits, np.full(len(logits), sink)])
         shift = np.column_stack([shift, np.full(len(logits), TINY)])
+        above, below = np.maximum(above, sink + TINY), np.maximum(below, sink - TINY)
     rows = np.arange(len(logits))
     anchor = logits.argmax(axis=1)
     top = logits[rows, anchor]
-    gap = logits - top[:, None]
-    doubt = shift + shift[rows, anchor][:, None] + 1.01 * UNIT * np.minimum(-gap, LARGEST_LOGIT) + TINY
+    of_anchor = shift[rows, anchor]
+    logits -= top[:, None]
+    gap, doubt = logits, shift
+    doubt += of_anchor[:, None]
+    rounding = np.minimum(-gap, LARGEST_LOGIT)
+    rounding *= 1.01 * UNIT
+    doubt += rounding
+    doubt += TINY
     doubt *= slack
     doubt[rows, anchor] = 0.0
     weights = flushed_exp(gap.copy())
     terms, width = block.terms, block.width
     with np.errstate(over="ignore", invalid="ignore"):
-        most = flushed_exp(gap + doubt)
+        most = flushed_exp(np.add(gap, doubt, out=rounding))
         most *= 1.0 + 2.0**-40
-        fewest = flushed_exp(gap - doubt)
-        fewest *= 1.0 - 2.0**-40
-        deviation = most - weights  # e^h - 1 >= 1 - e^-h: the upper side is the wider one
+        deviation = np.subtract(most, weights, out=most)  # e^h - 1 >= 1 - e^-h: the upper side is the wider one
         deviation[rows, anchor] = 0.0
+        fewest = flushed_exp(np.subtract(gap, doubt, out=doubt))
+        fewest *= 1.0 - 2.0**-40
         total = weights.sum(axis=1)
         total_error = deviation.sum(axis=1) + gamma(terms) * total + terms * FLUSHED_WEIGHT
         sizes = block.head.sizes[block.keys]
         least = np.maximum(1.0, fewest.sum(axis=1) * (1.0 - 2.0**-40))
         # max_k z_k <= lse <= max_k z_k + ln(count), whatever the weights.
-        below = (logits - shift).max(axis=1)
-        above = (logits + shift).max(axis=1) + np.log(terms)
+        above += np.log(terms)
         weights, deviation = weights[:, :width], deviation[:, :width]
-        product_error = deviation @ sizes + gamma(terms) * (weights @ sizes)
+        deviation += gamma(terms) * weights
+        product_error = deviation @ sizes
         product_error += terms * FLUSHED_WEIGHT * (1.0 + sizes.max(initial=0.0))
         out, out_error = _quotient(block, _Sums(weights, total, total_error, product_error, least))
-        lse, lse_error = _log_sum(block, top, total, shift[rows, anchor] + total_error / least)
+        lse, lse_error = _log_sum(block, top, total, of_anchor + total_error / least)
         widest = np.maximum(above - lse, lse - below) + 8.0 * UNIT * (np.abs(above) + np.abs(below))
     return Bounded(out, out_error, lse, np.fmin(lse_error, widest), largest, largest_error)
 
@@ -466,7 +553,7 @@ def _key_by_key(block: Block, raw_q: np.ndarray) -> Bounded:
 def _key_errors(block: Block) -> np.ndarray:
     """Per key a bound of its final logit's error (lemmas 2 and 9)."""
     keys, rule = block.keys, block.rule
-    size = np.abs(block.q) @ np.abs(block.head.keys[keys]).T
+    size = np.abs(block.q) @ block.head.key_sizes[keys].T
     size *= abs(rule.scale)
     shift = size * gamma(block.q.shape[1] + 1)
     shift += TINY

@@ -28,6 +28,7 @@ from verify.attention.float64_rows import (
     Bounded,
     KVHead,
     LogitRule,
+    Place,
     alike,
     attend,
     gamma,
@@ -116,14 +117,11 @@ def _attend_view(
 ) -> None:
     """All rows of one view for query heads that see the same keys and sink, block by block."""
     batch, heads = at
-    count = len(heads)
-    q = widen(problem.q[batch, heads][:, view.rows]).astype(head.keys.dtype, copy=False)
-    rows = np.arange(problem.q_len)[view.rows]
     rule = LogitRule(problem.scale, problem.softcap, problem.sink(heads[0]))
-    for part in _row_blocks(view, len(rows), rows_per_block, count):
-        start, stop = (np.tile(x[part], count) for x in (view.start, view.stop))
-        block = Block(np.concatenate([*q[:, part]]), head, start, stop, rule)
-        result.put((batch, np.array(heads)[:, None], rows[part][None, :]), attend(block))
+    for part in _row_blocks(view, len(view.start), rows_per_block, len(heads)):
+        place = Place(batch, heads, view, part)
+        q = widen(place.take(problem.q)).astype(head.keys.dtype, copy=False)
+        result.put(place, attend(Block(q, head, place.each(view.start), place.each(view.stop), rule)))
 
 
 def refine(

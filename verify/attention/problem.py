@@ -19,6 +19,7 @@ oracles differ in which of them they use, so that a mistake in one shows against
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -167,8 +168,13 @@ class AttentionProblem(Shapes):
     def causal_stops(self, batch: int) -> Int[np.ndarray, " q_len"]:
         """One past the last key that the causal mask shows to each row."""
         if self.q_positions is None or not self.causal:
-            return np.fromiter((self.visible(row) for row in range(self.q_len)), np.int64, self.q_len)
+            return self._aligned_stops.copy()
         return np.clip(self.positions(batch) + 1, 0, self.kv_len)
+
+    @functools.cached_property
+    def _aligned_stops(self) -> Int[np.ndarray, " q_len"]:
+        """`visible` of each row; asked several times of one problem."""
+        return np.fromiter((self.visible(row) for row in range(self.q_len)), np.int64, self.q_len)
 
     def mask(self, batch: int = 0, rows: Sequence[int] | None = None) -> Bool[np.ndarray, "rows kv_len"]:
         """True where the row sees the key; all rows if none are named."""

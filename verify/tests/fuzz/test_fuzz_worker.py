@@ -156,7 +156,7 @@ def test_no_false_alarm(make: Any) -> None:
 def test_every_root_of_a_round_is_shrunk(make: Any) -> None:
     """A round that meets failures of two kinds makes both of them small, not the last one alone."""
     worker = make("raises_two_ways")
-    play(worker, 100)
+    play(worker, 100, seed=9)  # draws that meet both
     cases = {path.name: load_case(path) for path in worker.store.failures.glob("*.json")}
     assert set(cases) == {"attention-raised-OverflowError.json", "attention-raised-ArithmeticError.json"}
     for case in cases.values():

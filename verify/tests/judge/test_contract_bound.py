@@ -14,6 +14,8 @@ from verify.attention.cases import AttentionCase
 from verify.attention.contract import contract_bound
 from verify.attention.problem import AttentionProblem
 from verify.devices import CPU_INTERPRET, V6E
+from verify.tests.judge.feature_problems import feature_problem
+from verify.tests.judge.problems import adversarial_problem
 
 
 def test_bias_is_the_kernel_s() -> None:
@@ -54,6 +56,23 @@ def test_a_key_without_weight_does_not_loosen_the_bound() -> None:
     """One hugely negative score, of which float64 knows nothing, leaves the bound of the others as it is."""
     near, far = (contract_bound(huge_and_tiny(x), CPU_INTERPRET).out for x in (2.0**6, 2.0**100))
     assert (far <= near * (1 + 2.0**-8)).all()
+
+
+@pytest.mark.parametrize("names", [(), ("sinks",), ("window", "sinks")])
+@pytest.mark.parametrize("seed", range(8))
+def test_bound_in_few_passes_is_the_bound_pair_by_pair(seed: int, names: tuple[str, ...]) -> None:
+    """Without a soft cap errors of scores are straight lines, and taken together; pair by pair they say the same.
+
+    Queries that are known to be off by 0 are what takes the other way; each way is evaluated within EVALUATION_SLACK.
+    """
+    problem = feature_problem(seed, *names) if names else adversarial_problem(seed)
+    few = contract_bound(problem, V6E)
+    each = contract_bound(problem, V6E, query_error=np.zeros(problem.q.shape))
+    np.testing.assert_array_equal(few.inside_domain, each.inside_domain)
+    for name in ("out", "lse", "max_logit"):
+        one, other = getattr(few, name), getattr(each, name)
+        assert (one <= other * contract.EVALUATION_SLACK).all(), name
+        assert (other <= one * contract.EVALUATION_SLACK).all(), name
 
 
 @pytest.mark.parametrize("family", ["adversarial", "ordinary"])
