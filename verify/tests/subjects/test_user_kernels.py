@@ -73,6 +73,7 @@ def test_the_documentation_shows_the_example_that_runs() -> None:
     assert len(shown[1].strip().splitlines()) <= 15
 
 
+@pytest.mark.deep
 def test_the_example_of_the_documentation_passes() -> None:
     """It passes its self-test, and every open case that it supports in the first tier, as the page says."""
     subject = load("my_attention:my_attention")
