@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from verify.measures import Errors, Measures
     from verify.verdict import Decision
 
-MOST_BALLS = 50_000
+MOST_BALLS = 200_000
 """Tokens times state entries of value lanes that ball arithmetic decides where a float64 reference leaves them open."""
 FINER = 2.0**-4
 """Radius of a ball against the smallest bound that it decides: beside it, an element is open in one place of eight."""
@@ -179,7 +179,7 @@ def _decided(problem: Problem, name: str, got: np.ndarray, reference: GdnReferen
     found = errors(got, want, where=None if where.all() else where)
     decision = decide(found, limit, error)
     if decision.open.any():
-        decision = _settled(problem, name, got, where, limit, decision, float(np.abs(want[where]).max(initial=0.0)))
+        decision = _settled(problem, name, got, where, limit, found, decision)
     return _Part(name, found, decision, measure(found, limit, tokens=0 if name == "out" else None))
 
 
@@ -189,10 +189,12 @@ def _settled(
     got: np.ndarray,
     where: np.ndarray,
     limit: np.ndarray,
+    found: Errors,
     decision: Decision,
-    size: float,
 ) -> Decision:
-    """Decide the value lanes that are open by ball arithmetic, as many as are quick; what is left stays open.
+    """Decide the value lanes that are open by ball arithmetic, those farthest off first, as many as are quick.
+
+    What is left stays open.
 
     A lane's balls are made as narrow as its smallest bound asks: where keys or values have zeros, entries of a state
     are exactly 0, with a bound near 0, beside others of any size.
@@ -200,23 +202,27 @@ def _settled(
     unsettled = np.zeros(got.shape, dtype=bool)
     unsettled[where] = decision.open
     tokens, (_, n_v, d_k, d_v) = problem.tokens, shapes(problem)
-    lanes = np.flatnonzero(unsettled.reshape(-1, d_v).any(axis=0))[: MOST_BALLS // max(tokens * n_v * d_k, 1)]
+    distance = np.full(got.shape, -1.0)
+    distance[where] = np.where(decision.open, found.absolute, -1.0)
+    farthest = distance.reshape(-1, d_v).max(axis=0)
+    count = min(np.count_nonzero(farthest >= 0.0), MOST_BALLS // max(tokens * n_v * d_k, 1))
+    lanes = np.sort(np.argsort(-farthest, kind="stable")[:count])
     mine = unsettled[..., lanes]
     if not mine.any():
         return decision
     least = limit[..., lanes][mine].min(initial=np.inf, where=limit[..., lanes][mine] > 0.0)
-    relative = min(oracle_arb.RELATIVE, FINER * least / max(size, SMALLEST_NORMAL))
+    relative = min(oracle_arb.RELATIVE, FINER * least / max(np.abs(found.want).max(), SMALLEST_NORMAL))
     try:
         balls = oracle_arb.gdn(value_lanes(problem, lanes), relative=relative)
     except OracleUnsound:
         return decision
     again = errors(got[..., lanes], getattr(balls, name), where=mine)
-    found = decide(again, limit[..., lanes], getattr(balls, f"{name}_error"))
+    settled = decide(again, limit[..., lanes], getattr(balls, f"{name}_error"))
     wrong = np.zeros_like(unsettled)
     wrong[where] = decision.wrong
-    for flags, settled in ((wrong, found.wrong), (unsettled, found.open)):
+    for flags, decided in ((wrong, settled.wrong), (unsettled, settled.open)):
         chosen = flags[..., lanes]
-        chosen[mine] = settled
+        chosen[mine] = decided
         flags[..., lanes] = chosen
     return dataclasses.replace(decision, wrong=wrong[where], open=unsettled[where])
 

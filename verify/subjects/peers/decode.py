@@ -10,6 +10,7 @@ is promised for the others.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -135,15 +136,9 @@ FLYWHEEL_TPU = Subject(
     notes=("flash_attn_with_kvcache on a contiguous cache, nothing appended", _ROWS),
 )
 
-FLYWHEEL_TPU_PAGED = Subject(
+FLYWHEEL_TPU_PAGED = dataclasses.replace(
+    FLYWHEEL_TPU,
     name="verify.subjects.peers.decode:FLYWHEEL_TPU_PAGED",
     call=_flywheel_paged,
-    layout="htd",
-    features=Features(**_FEATURES, head_dims=(64, 128, 256)),  # type: ignore[arg-type]
-    domain=DECODED,
-    arithmetic=Arithmetic(weights="bf16", exponential="exp2", block_kv=BLOCK),
-    package="flywheel-tpu",
-    modules=("flywheel_tpu",),
-    contract=_FLYWHEEL_CONTRACT,
     notes=("flash_attn_with_kvcache on pages of 128 keys, which lie backwards in the pool", _ROWS),
 )

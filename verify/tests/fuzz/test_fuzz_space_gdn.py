@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from fuzz.gdn.inverse_case import InverseCase
 from fuzz.gdn.layer_case import LayerCase
 from fuzz.hunts import hunts
+from verify.devices import BF16_UNIT_ROUNDOFF
 from verify.gdn.float64_stages import convolution, rule_inputs
 from verify.gdn.layout import convolved_rows
 from verify.gdn.problem import PADDED
@@ -79,7 +80,9 @@ def inverse_hazards(case: Case) -> set[str]:
     period = inputs.period
     one, constant = bool((keys == keys[0]).all()), bool((beta == beta[0]).all())
     apart = float(np.abs(keys - keys[0]).max())
-    rank = int(np.linalg.matrix_rank(keys, tol=2.0**-6))
+    # Rounding to BF16 moves a matrix of low rank by at most u in the Frobenius norm, relative, and so each of its
+    # singular values by no more than that (Weyl): those below it may be 0.
+    rank = int(np.linalg.matrix_rank(keys, tol=BF16_UNIT_ROUNDOFF * float(np.linalg.norm(keys))))
     signs = {
         "one key, write strength 1: exact": one and constant and beta[0] == 1.0,
         "one key, constant write strength below 1": one and constant and 0.0 < beta[0] < 1.0,

@@ -207,6 +207,8 @@ def test_what_float64_cannot_tell_is_decided_in_its_lane(monkeypatch: pytest.Mon
     found = [judge(problem, GdnResult(out, state), limits, reference=reference) for state in (right, off)]
     assert [each.verdict for each in found] == [Verdict.PASS, Verdict.FAIL], [each.reason for each in found]
     assert "1 of 16384 elements of state are wrong; worst state[0, 0, 2, 3]" in found[1].reason
+    monkeypatch.setattr(judging, "MOST_BALLS", 16 * 128)  # one lane: the one that is off comes first
+    assert judge(problem, GdnResult(out, off), limits, reference=reference).verdict is Verdict.FAIL
     monkeypatch.setattr(judging, "MOST_BALLS", 0)
     unsure = judge(problem, GdnResult(out, off), limits, reference=reference)
     assert unsure.verdict is Verdict.NO_POWER
