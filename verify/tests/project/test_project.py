@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import importlib.util
 import re
 import subprocess
@@ -22,6 +23,9 @@ MAY_IMPORT = {
     "reports": set(ROOMS),
 }
 ORACLES = sorted((ROOT / "verify" / "attention").glob("oracle_*.py"))
+
+ELSEWHERE = ("verify/traces/model.py", "verify/subjects/peers/deltanet_runner.py")
+"""Run only where an optional group, or another environment, has been installed for them."""
 
 pytestmark = pytest.mark.smoke
 
@@ -101,6 +105,40 @@ def test_every_dependency_is_pinned() -> None:
     entries = [entry for group in groups.values() for entry in group if isinstance(entry, str)]
     named = {re.split(r"[\[<>=!~ ]", entry)[0].lower() for entry in entries}
     assert named - set(pinned) == set()
+
+
+def imported_at_once(path: Path) -> set[str]:
+    """Top-level names of the modules that a file imports as soon as it is imported."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None and node.level == 0:
+            found.add(node.module.split(".")[0])
+    return found
+
+
+def normalised(requirement: str) -> str:
+    """The name of a requirement as packagers compare it."""
+    return re.split(r"[^A-Za-z0-9._-]", requirement)[0].lower().replace("_", "-").replace(".", "-")
+
+
+def test_what_is_imported_at_once_is_installed_by_default() -> None:
+    """No file needs a package that only an optional group, or another package by chance, brings along."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    groups = project["dependency-groups"]
+    included = [groups[entry["include-group"]] for entry in groups["dev"]]
+    wanted = [*project["project"]["dependencies"], *(name for group in included for name in group)]
+    jax = [requirement for requirement in importlib.metadata.requires("jax") or [] if "extra ==" not in requirement]
+    declared = {normalised(requirement) for requirement in (*wanted, *jax)}
+    files = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    loaded = [path for path in files if path.relative_to(ROOT).as_posix() not in ELSEWHERE]
+    ours = {*ROOMS, *(path.stem for path in files)}
+    bring = importlib.metadata.packages_distributions()
+    for path in loaded:
+        for name in sorted(imported_at_once(path) - ours - sys.stdlib_module_names):
+            brought_by = {normalised(distribution) for distribution in bring.get(name, [name])}
+            assert brought_by & declared, f"{path.relative_to(ROOT)} imports {name}, which no default group installs"
 
 
 def test_wheel_holds_flywheel_alone() -> None:
