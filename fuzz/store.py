@@ -35,7 +35,7 @@ from verify import records
 from verify.attention.cases import CaseError
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
 FORMAT = "flywheel-campaign/2"
 SHRUNK, REDUCED = "shrunk by Hypothesis", "made smaller by leaving out"
@@ -263,9 +263,9 @@ def _learn(outcomes: dict[bytes, Outcome], record: dict[str, Any]) -> None:
         outcomes.pop(next(iter(outcomes)))
 
 
-def code_digest(subject: str | None) -> str:
+def code_digest(subject: str | None, rooms: Sequence[str] = ("flywheel", "verify")) -> str:
     """SHA-256 of the sources on which a verdict depends: the kernels, the judge, and a user's own module."""
-    paths = [path for room in ("flywheel", "verify") for path in (_ROOT / room).rglob("*.py")]
+    paths = [path for room in rooms for path in (_ROOT / room).rglob("*.py")]
     paths = [path for path in paths if "tests" not in path.relative_to(_ROOT).parts]
     module = (subject or "").partition(":")[0]
     if ":" in (subject or "") and (spec := importlib.util.find_spec(module)) and spec.origin:

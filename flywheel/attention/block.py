@@ -162,7 +162,7 @@ class _Block:
     def softmax(self, cell: _Cell, *, fresh: bool) -> _Weights:
         """Weights of a cell; adds them to the sums.  `fresh`: nothing was added to these queries before."""
         refs, spec = self.site.refs, self.site.spec
-        keys = refs.k[0, 0, pl.ds(cell.fragment.start, cell.fragment.size), :]
+        keys = refs.k[pl.ds(cell.fragment.start, cell.fragment.size), :]
         s = spec.rule(tile.dot_products(keys, refs.q[cell.queries, :]))
         weights, factors = [], []
         for stretch in self.stretches(cell):
@@ -215,7 +215,7 @@ class _Block:
     def add_values(self, weights: _Weights, fresh: bool) -> None:  # noqa: FBT001  a pair that was kept
         """o += V^T P^T for one cell."""
         refs, cell = self.site.refs, weights.cell
-        v = refs.v[0, 0, pl.ds(cell.fragment.start, cell.fragment.size), :]
+        v = refs.v[pl.ds(cell.fragment.start, cell.fragment.size), :]
         keys_left = self.body.kind.keys - cell.fragment.start
         if keys_left < cell.fragment.size:
             # Memory beyond the last key may hold NaN, and 0 * NaN is NaN.

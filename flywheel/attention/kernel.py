@@ -25,6 +25,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from flywheel.attention import rotary, tile
 from flywheel.attention.block import emit
+from flywheel.attention.fetch import Fetcher, Place
 from flywheel.attention.replay import replay
 from flywheel.attention.spec import ANCHOR_KEYS, FIRST_BLOCK, FLAG, CallSpec, Refs, Site, band_mask, both, on_sublanes
 from flywheel.attention.tiling import VMEM_LIMIT
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     from flywheel.attention.schedule import Step
 
-_FIELDS = {"i": 12, "j": 12, "body": 5, "first": 1, "last": 1}
+_FIELDS = {"i": 12, "j": 12, "body": 5, "moved": 1, "first": 1, "last": 1}
 """Bits of a packed step."""
 
 MAX_BLOCKS = 2 ** _FIELDS["i"]
@@ -93,7 +94,7 @@ def _begin(site: Site, *, alone: bool) -> None:
     refs.control[FLAG] = 0
     refs.control[FIRST_BLOCK] = site.j
     if spec.rotary is not None:
-        refs.q_rotated[...] = rotary.rotate(refs.q_in[0, 0], refs.cos[0], refs.sin[0], spec.rotary)
+        refs.q_rotated[...] = rotary.rotate(refs.q_in[...], refs.cos[0], refs.sin[0], spec.rotary)
     if spec.segments:
         refs.seen[...] = jnp.zeros_like(refs.seen)
     if spec.return_max_logit:
@@ -111,7 +112,7 @@ def _begin(site: Site, *, alone: bool) -> None:
 def _anchors(site: Site) -> Array:
     """Anchors from the first keys, of which every query that sees a key sees the first."""
     schedule, refs = site.schedule, site.refs
-    s = site.spec.rule(tile.dot_products(refs.k[0, 0, pl.ds(0, ANCHOR_KEYS), :], refs.q[...]))
+    s = site.spec.rule(tile.dot_products(refs.k[pl.ds(0, ANCHOR_KEYS), :], refs.q[...]))
     keys = lax.broadcasted_iota(jnp.int32, s.shape, 0)
     visible = band_mask(schedule.band, keys, site.rows(0, schedule.block_q))
     if schedule.kv_len < ANCHOR_KEYS:
@@ -119,9 +120,13 @@ def _anchors(site: Site) -> Array:
     return tile.choose_anchor(s, visible)
 
 
-def _kernel(spec: CallSpec, names: tuple[str, ...], *refs_in_order: Any) -> None:  # noqa: ANN401
+def _kernel(spec: CallSpec, names: tuple[str, ...], fetcher: Fetcher | None, *refs_in_order: Any) -> None:  # noqa: ANN401
     refs = _named(names, refs_in_order)
     b, h, n = (pl.program_id(axis) for axis in range(3))
+    if fetcher is None:
+        refs = refs._replace(q_in=refs.q_in.at[0, 0], k=refs.k.at[0, 0], v=refs.v.at[0, 0])
+    else:
+        refs = fetcher.arrive(refs, Place(b, h, n))
     word = refs.steps[n]
     site = Site(spec, refs, b, h, unpack_field(word, "i"), unpack_field(word, "j"))
     schedule = spec.schedule
@@ -186,12 +191,12 @@ def call(operands: Operands, *, spec: CallSpec, interpret: Any = False) -> RawOu
     v_dim = operands.v.shape[3]
     schedule = spec.schedule
     built = _Call()
-    _operands(built, operands, spec)
+    fetcher = _operands(built, operands, spec)
     _results(built, (batch, heads, q_len, v_dim), operands.q.dtype, spec)
     _scratch(built, head_dim, v_dim, operands, spec)
     steps = pack(schedule.steps)
     results = pl.pallas_call(
-        functools.partial(_kernel, spec, tuple(built.names)),
+        functools.partial(_kernel, spec, tuple(built.names), fetcher),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(batch, heads, len(steps)),
@@ -201,7 +206,8 @@ def call(operands: Operands, *, spec: CallSpec, interpret: Any = False) -> RawOu
         ),
         out_shape=built.out_shapes,
         compiler_params=pltpu.CompilerParams(
-            dimension_semantics=("parallel", "parallel", "arbitrary"),
+            # What is fetched ahead crosses from head to head, in order.
+            dimension_semantics=("parallel", "parallel", "arbitrary") if fetcher is None else ("arbitrary",) * 3,
             vmem_limit_bytes=VMEM_LIMIT,
             # Every index comes from the list of steps, which test_schedule.py goes through; the checks cost each step.
             disable_bounds_checks=True,
@@ -212,7 +218,8 @@ def call(operands: Operands, *, spec: CallSpec, interpret: Any = False) -> RawOu
     return _unpack(built, results)
 
 
-def _operands(built: _Call, operands: Operands, spec: CallSpec) -> None:
+def _operands(built: _Call, operands: Operands, spec: CallSpec) -> Fetcher | None:
+    """Add the operands; what fetches q, k and v, unless Pallas does."""
     tiling = spec.tiling
 
     def q_index(b: Any, h: Any, n: Any, steps: Any) -> tuple[Any, ...]:  # noqa: ANN401
@@ -228,10 +235,15 @@ def _operands(built: _Call, operands: Operands, spec: CallSpec) -> None:
         return b, 0, unpack_field(steps[n], "j")
 
     q, k, v = operands.q, operands.k, operands.v
-    built.operand("q_in", q, pl.BlockSpec((1, 1, tiling.block_q, q.shape[3]), q_index))
-    built.operand("k", k, pl.BlockSpec((1, 1, tiling.block_kv, k.shape[3]), kv_index))
-    built.operand("v", v, pl.BlockSpec((1, 1, tiling.block_kv, v.shape[3]), kv_index))
     whole = pl.BlockSpec(memory_space=pl.ANY)
+    fetcher = None
+    if tiling.lookahead > 1:
+        fetcher = Fetcher(spec, q.shape[0], q.shape[1], q_index, kv_index, unpack_field)
+        built.operand("q_hbm", q, whole)
+    else:
+        built.operand("q_in", q, pl.BlockSpec((1, 1, tiling.block_q, q.shape[3]), q_index))
+        built.operand("k", k, pl.BlockSpec((1, 1, tiling.block_kv, k.shape[3]), kv_index))
+        built.operand("v", v, pl.BlockSpec((1, 1, tiling.block_kv, v.shape[3]), kv_index))
     built.operand("k_hbm", k, whole)
     built.operand("v_hbm", v, whole)
     if operands.sinks is not None:
@@ -249,6 +261,7 @@ def _operands(built: _Call, operands: Operands, spec: CallSpec) -> None:
         table = pl.BlockSpec((1, tiling.block_q, q.shape[3]), table_index)
         built.operand("cos", operands.cos, table)
         built.operand("sin", operands.sin, table)
+    return fetcher
 
 
 def _results(built: _Call, shape: tuple[int, int, int, int], dtype: Any, spec: CallSpec) -> None:  # noqa: ANN401
@@ -292,8 +305,14 @@ def _scratch(built: _Call, head_dim: int, v_dim: int, operands: Operands, spec: 
     built.scratch_ref("v_stage", pltpu.VMEM((tiling.replay_keys, v_dim), operands.v.dtype))
     if spec.segments:
         built.scratch_ref("k_ids_stage", pltpu.VMEM((1, tiling.replay_keys), jnp.int32))
-    built.scratch_ref("control", pltpu.SMEM((2,), jnp.int32))
+    built.scratch_ref("control", pltpu.SMEM((6,), jnp.int32))
     built.scratch_ref("sems", pltpu.SemaphoreType.DMA((3,)))
+    if tiling.lookahead > 1:
+        slots = tiling.lookahead + 1
+        built.scratch_ref("q_slots", pltpu.VMEM((slots, tiling.block_q, head_dim), operands.q.dtype))
+        built.scratch_ref("k_slots", pltpu.VMEM((slots, tiling.block_kv, head_dim), operands.k.dtype))
+        built.scratch_ref("v_slots", pltpu.VMEM((slots, tiling.block_kv, v_dim), operands.v.dtype))
+        built.scratch_ref("fetch_sems", pltpu.SemaphoreType.DMA((3, slots)))
 
 
 def _unpack(built: _Call, results: Sequence[Array]) -> RawOutputs:

@@ -90,8 +90,8 @@ def _take(site: Site, start: Any) -> None:  # noqa: ANN401
     """The same from the block that is in VMEM, where `start` counts."""
     refs, size = site.refs, site.spec.tiling.replay_keys
     keys = pl.ds(pl.multiple_of(start, size), size)
-    refs.k_stage[...] = refs.k[0, 0, keys, :]
-    refs.v_stage[...] = refs.v[0, 0, keys, :]
+    refs.k_stage[...] = refs.k[keys, :]
+    refs.v_stage[...] = refs.v[keys, :]
     if site.spec.segments:
         refs.k_ids_stage[...] = refs.k_ids[0, :, keys]
 

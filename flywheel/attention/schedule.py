@@ -85,6 +85,7 @@ class Step(NamedTuple):
         i: query block.
         j: key block.
         body: index into `Schedule.bodies`.
+        moved: whether the key block is another than the step before read; before a head's first step stands its last.
         first: whether the query block begins here.
         last: whether it ends here.
     """
@@ -92,6 +93,7 @@ class Step(NamedTuple):
     i: int
     j: int
     body: int
+    moved: bool
     first: bool
     last: bool
 
@@ -204,11 +206,18 @@ class Schedule:
     def steps(self) -> tuple[Step, ...]:
         """Every grid step of a head, query block by query block."""
         numbers = {body: n for n, body in enumerate(self.bodies)}
+        visits = [(i, j, visited) for i in range(self.q_blocks) for visited in (self.visited(i),) for j in visited]
+        before = [j for _, j, _ in visits[-1:] + visits[:-1]]
         return tuple(
-            Step(i, j, numbers[self._body(i, j, last=j == visited[-1])], first=j == visited[0], last=j == visited[-1])
-            for i in range(self.q_blocks)
-            for visited in (self.visited(i),)
-            for j in visited
+            Step(
+                i,
+                j,
+                numbers[self._body(i, j, last=j == visited[-1])],
+                moved=j != previous,
+                first=j == visited[0],
+                last=j == visited[-1],
+            )
+            for (i, j, visited), previous in zip(visits, before, strict=True)
         )
 
     @functools.cached_property

@@ -27,8 +27,9 @@ ANCHOR_KEYS = ROW_GRID
 """Keys that anchors are chosen from: one register tile.  More would cost products and make replays no rarer to speak
 of: a query replays when a score exceeds its anchor by 103 nats."""
 
-FLAG, FIRST_BLOCK = 0, 1
-"""What the scalars in `Refs.control` are: a failed check, and the first key block that the query block visits."""
+FLAG, FIRST_BLOCK, Q_NEXT, Q_HERE, KV_NEXT, KV_HERE = range(6)
+"""What the scalars in `Refs.control` are: a failed check; the first key block that the query block visits; and the slots
+that blocks of q, and of k and v, were last fetched to and are read from (`fetch`)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,12 +74,17 @@ class CallSpec:
 
 
 class Refs(NamedTuple):
-    """The kernel's refs by name, None for what a call does not have; `*_hbm` are whole arrays, for replays."""
+    """The kernel's refs by name, None for what a call does not have.
+
+    `q_in`, `k` and `v` are the step's blocks, `[tokens, width]`; `*_slots` are where they lie when the kernel fetches
+    them itself (`fetch`), and `*_hbm` are whole arrays.
+    """
 
     steps: Any
     q_in: Any
     k: Any
     v: Any
+    q_hbm: Any
     k_hbm: Any
     v_hbm: Any
     sinks: Any
@@ -100,16 +106,20 @@ class Refs(NamedTuple):
     maxima: Any
     marks: Any
     q_rotated: Any
+    q_slots: Any
+    k_slots: Any
+    v_slots: Any
     k_stage: Any
     v_stage: Any
     k_ids_stage: Any
     control: Any
     sems: Any
+    fetch_sems: Any
 
     @property
     def q(self) -> Any:  # noqa: ANN401  a ref
         """Queries as the products take them, `[block_q, head_dim]`."""
-        return self.q_in.at[0, 0] if self.q_rotated is None else self.q_rotated
+        return self.q_in if self.q_rotated is None else self.q_rotated
 
 
 @dataclasses.dataclass(frozen=True)

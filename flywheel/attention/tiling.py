@@ -21,11 +21,13 @@ class AttentionConfig:
         block_q: queries per block, a multiple of 128.
         block_kv: keys per block, a multiple of 128 (of `fragment`, where that is larger).
         fragment: keys per softmax step inside a block that no mask cuts, a multiple of 128.
+        lookahead: how many steps ahead blocks of q, k and v are fetched, 1 or 2.  2 needs lengths that are whole blocks.
     """
 
     block_q: int | None = None
     block_kv: int | None = None
     fragment: int | None = None
+    lookahead: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Tiling:
         width: most queries per product; WHOLE: all that the fragment concerns.
         replay_keys: keys that a replay treats at once.
         replay_queries: queries that a replay treats at once.
+        lookahead: how many steps ahead blocks are fetched.
     """
 
     block_q: int
@@ -47,6 +50,7 @@ class Tiling:
     width: int
     replay_keys: int
     replay_queries: int
+    lookahead: int
 
 
 BLOCKS = {False: (4096, 4096), True: (4096, 2048)}
@@ -58,6 +62,7 @@ ONLINE_BLOCKS = (2048, 2048)
 """The same for the rescaling softmax, whose bodies take three times as long to compile."""
 
 DEFAULT_FRAGMENT = 512
+MOST_LOOKAHEAD = 2
 REPLAY_TILE = 512
 """Most keys, and most queries, that a replay treats at once: enough products to hide their latency in a loop."""
 
@@ -87,7 +92,21 @@ def resolve(config: AttentionConfig, q_len: int, kv_len: int, *, online: bool = 
         )
         raise ValueError(message)
     width = ONLINE_WIDTH if online else WHOLE
-    return Tiling(block_q, block_kv, fragment, width, _divisor(block_kv), _divisor(block_q))
+    lookahead = _lookahead(config.lookahead, whole=q_len % block_q == 0 and kv_len % block_kv == 0)
+    return Tiling(block_q, block_kv, fragment, width, _divisor(block_kv), _divisor(block_q), lookahead)
+
+
+def _lookahead(asked: int | None, *, whole: bool) -> int:
+    """How far ahead blocks are fetched: as far as can be, unless the configuration says otherwise."""
+    if asked is None:
+        return MOST_LOOKAHEAD if whole else 1
+    if isinstance(asked, bool) or asked not in range(1, MOST_LOOKAHEAD + 1):
+        message = f"config.lookahead must be 1 or {MOST_LOOKAHEAD}, got {asked!r}"
+        raise ValueError(message)
+    if asked > 1 and not whole:
+        message = f"config.lookahead must be 1 unless q_len and kv_len are whole blocks, got {asked}"
+        raise ValueError(message)
+    return asked
 
 
 def _divisor(block: int) -> int:
@@ -102,9 +121,10 @@ def _on_grid(name: str, value: int) -> None:
 
 
 def vmem_bytes(tiling: Tiling, head_dim: int, v_dim: int) -> int:
-    """VMEM of one call: double-buffered BF16 blocks, FP32 state, marks, and the replay's staging buffers."""
+    """VMEM of one call: BF16 blocks, one more of each than are fetched ahead, FP32 state, marks, and the replay's staging buffers."""
     qk, value = max(head_dim, LANES), max(v_dim, LANES)
-    blocks = 2 * 2 * (tiling.block_q * (qk + value) + tiling.block_kv * (qk + value))
+    fetched = (tiling.lookahead + 1) * (tiling.block_q * qk + tiling.block_kv * (qk + value))
+    blocks = 2 * (fetched + 2 * tiling.block_q * value)
     state = 4 * tiling.block_q * (2 * v_dim + 4 * 8)
     staging = 2 * tiling.replay_keys * (qk + value)
     return blocks + state + staging
