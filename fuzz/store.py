@@ -7,6 +7,7 @@
     failures/         one minimal case per root, `python -m fuzz replay FILE` judges it again
     worst/            the case with the largest share of the bound per class
     examples/         Hypothesis' database, of rounds that draw without climbing
+    compiled/         JAX's cache of compiled kernels, which workers share
 
 Everything is written so that a process may be killed at any moment: whole files appear by renaming, and a record is
 written, whole, before the next case is begun.  Records are synced to the disk with each report, a few times a second: a
@@ -76,6 +77,7 @@ class Store:
         self.failures = directory / "failures"
         self.worst = directory / "worst"
         self.examples = directory / "examples"
+        self.compiled = directory / "compiled"
         self.index = directory / "index.sqlite"
         self._running = directory / "running"
         self._state = directory / "campaign.json"

@@ -9,6 +9,7 @@ import functools
 import hashlib
 import signal
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
@@ -42,6 +43,9 @@ EXAMPLES_PER_ROUND, SLOW_ROUND = 60, 12
 
 REPORT_SECONDS = 0.25
 BACKEND_COMPILES = "/jax/core/compile/backend_compile_duration"
+WORTH_KEEPING_SECONDS = 0.2
+"""What compiles faster is not read from a file much faster."""
+
 SHRINKING_GRACE_SECONDS = 60.0
 VERSIONS = ("python", "jax", "jaxlib", "numpy", "flywheel-verified")
 
@@ -145,7 +149,9 @@ def _leaves(group: ExceptionGroup[Violation]) -> Iterator[Violation]:
 def work(pipe: Connection, assignment: Assignment) -> None:
     """Entry of a process on this machine: orders in, reports out, until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # The parent decides what an interrupt means.
-    with Store(assignment.directory).at_work():
+    store = Store(assignment.directory)
+    with store.at_work():
+        _share_compiled(store.compiled)
         serve(pipe, lambda: Worker(pipe, assignment))
 
 
@@ -423,6 +429,20 @@ def _evaluator(hunt: str) -> Any:  # noqa: ANN401  the judge of a hunt's cases
 @functools.cache
 def _loaded(operation: str, name: str) -> Any:  # noqa: ANN401  a subject of the operation
     return fuzz.hunts.OPERATIONS[operation].load(name)
+
+
+def _share_compiled(directory: Path) -> None:
+    """Let JAX keep compiled kernels where other workers, and a resumed campaign, find them.
+
+    The key is of the program, the flags and the versions.  JAX writes in place: an entry that was torn by a kill cannot
+    be decompressed, and is compiled again by each worker that meets it.
+    """
+    import jax  # noqa: PLC0415  slow, and only workers need it
+
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", WORTH_KEEPING_SECONDS)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    warnings.filterwarnings("ignore", message="Error reading persistent compilation cache entry")
 
 
 def _notice_compilation(worker: Worker) -> None:

@@ -37,10 +37,10 @@ ATTEMPTS = 4
 """Ray gives a node 30 seconds to start, which a busy machine may need more than once."""
 
 
-def command(out: Path, *more: str, subject: str = "oracle", workers: int = 1) -> list[str]:
-    """A hunt at the cheapest shape."""
+def command(out: Path, *more: str, subject: str | None = "oracle", workers: int = 1) -> list[str]:
+    """A hunt at the cheapest shape, against a subject of the tests or (None) our kernel."""
     fixed = ["run", "anchor", "--workers", str(workers), "--bucket", SMALL, "--seed", "3", "--out", str(out)]
-    return [*fixed, "--subject", f"fuzz_subjects:{subject}", *more]
+    return [*fixed, *([] if subject is None else ["--subject", f"fuzz_subjects:{subject}"]), *more]
 
 
 def started(arguments: list[str], said: Path | None = None, **more: str) -> subprocess.Popen[bytes]:
@@ -97,6 +97,31 @@ def whole_lines(path: Path) -> list[bytes]:
     """The records that are finished."""
     text = path.read_bytes() if path.exists() else b""
     return text[: text.rfind(b"\n") + 1].splitlines()
+
+
+@pytest.mark.deep
+def test_workers_share_what_they_compile_and_survive_torn_entries(tmp_path: Path) -> None:
+    """A compiled kernel is in the campaign's directory; an entry that a kill has torn is compiled again, silently."""
+
+    def run(examples: int) -> set[str]:
+        said = tmp_path / "said.txt"
+        process = started(command(out, "--examples", str(examples), subject=None), said)
+        assert process.wait() == OK, said.read_text()
+        assert "Traceback" not in said.read_text()
+        assert "warning" not in said.read_text().lower()
+        return {path.name for path in (out / "compiled").glob("*-cache")}
+
+    out = tmp_path / "campaign"
+    names = run(3)
+    assert names
+    for path in (out / "compiled").glob("*-cache"):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    assert run(6) == names
+    shutil.rmtree(out / "compiled")
+    assert run(9) == names
+    kept = {path: path.stat().st_mtime_ns for path in (out / "compiled").glob("*-cache")}
+    assert run(12) == names
+    assert kept == {path: path.stat().st_mtime_ns for path in (out / "compiled").glob("*-cache")}
 
 
 @pytest.mark.deep
