@@ -287,6 +287,8 @@ def features() -> list[AttentionCase]:
         _featured("window-more-queries", shape=(1, 2, 1, 300, 129, 64), window=(50, None)),
         _featured("window-no-key-at-all", shape=(1, 1, 1, 384, 128, 64), window=(20, None)),
         _featured("window-unequal-blocks", window=(200, None), config=(256, 128, 128)),
+        # Blocks of several fragments, in each of which some queries see their first key.
+        _featured("window-several-fragments", shape=(1, 2, 1, 640, 640, 64), window=(100, 0), config=(0, 0, 0)),
         _featured("softcap", softcap=(20.0).hex()),
         _featured("softcap-saturated", *score(5, 1000.0), *score(300, 2000.0), softcap=(50.0).hex()),
         _featured("softcap-larger-than-the-limit", *long_jump, softcap=(1000.0).hex()),

@@ -125,13 +125,13 @@ def test_block_sizes(name: str, config: tuple[int, int, int]) -> None:
 
 
 TPU_INTERPRETER_CASES = (
-    "v-2^118-jump-60-nats",
-    "causal-300x129",
     "window-jump",
     "segments-window-sinks-softcap",
     *(
         pytest.param(name, marks=pytest.mark.deep)
         for name in (
+            "v-2^118-jump-60-nats",
+            "causal-300x129",
             "jump-2000-nats-middle",
             "nan-in-v-middle",
             "causal-384x128",
