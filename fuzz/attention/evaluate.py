@@ -138,7 +138,15 @@ def judged(
     promised = promised_rows(trial.subject, problem)
     left_out = None if promised.all() else ~promised
     try:
-        judgement = judge(problem, result.out, result.lse, bound, reference=reference, left_out=left_out)
+        judgement = judge(
+            problem,
+            result.out,
+            result.lse,
+            bound,
+            reference=reference,
+            left_out=left_out,
+            got_max_logit=result.max_logit,
+        )
     except TypeError as error:
         judgement = Judgement(Verdict.FAIL, str(error))
     return Answer(result, judgement, reference)
