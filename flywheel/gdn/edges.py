@@ -92,24 +92,37 @@ def join_last(window: Any, last: Any, groups: Any) -> None:  # noqa: ANN401  ref
 
 
 def _begin_rows(spec: GdnSpec, refs: Refs, plan: Plan, place: Place) -> None:
+    """In FP32 rows, history before window: zeros up to the sequence's first row, the convolution state just before it.
+
+    All channels in one branch each: a branch per channel would wait for its few loads.
+    """
     carried, parity = plan.field(place.block, "carried"), place.block & 1
     slot = plan.block_read_slot(place.block)
     before = spec.width - 1
-    for channel, column in enumerate(spec.channel_columns(place.g)):
-        lanes, rows = moves.lanes(column, LANES), refs.rows.at[channel]
-        here = refs.x[parity, :PACKED, lanes].astype(jnp.float32)
-        row = lax.broadcasted_iota(jnp.int32, here.shape, 0)
+    channels = [(refs.rows.at[n], moves.lanes(c, LANES)) for n, c in enumerate(spec.channel_columns(place.g))]
+    window = slice(HISTORY, HISTORY + PACKED)
+    for rows, _ in channels:
         rows[:HISTORY] = jnp.zeros((HISTORY, LANES), jnp.float32)
-        rows[HISTORY : HISTORY + PACKED] = jnp.where(row < carried, 0.0, here)
 
-        @pl.when(slot >= 0)
-        def _(rows: Any = rows, lanes: Any = lanes) -> None:  # noqa: ANN401
-            state = refs.conv_in[parity, :, lanes].astype(jnp.float32)
-            for n in range(before):
-                rows[pl.ds(HISTORY + carried - before + n, 1), :] = state[n : n + 1]
+    @pl.when(carried > 0)
+    def _() -> None:
+        for rows, lanes in channels:
+            here = refs.x[parity, :PACKED, lanes].astype(jnp.float32)
+            row = lax.broadcasted_iota(jnp.int32, here.shape, 0)
+            rows[window] = jnp.where(row < carried, 0.0, here)
 
-        refs.history[place.g, :, channel * LANES : (channel + 1) * LANES] = rows[:HISTORY].astype(refs.history.dtype)
-        refs.x[parity, :PACKED, lanes] = rows[HISTORY : HISTORY + PACKED].astype(refs.x.dtype)
+    @pl.when(slot >= 0)
+    def _() -> None:
+        for rows, lanes in channels:
+            rows[pl.ds(HISTORY + carried - before, before), :] = refs.conv_in[parity, :, lanes].astype(jnp.float32)
+
+    for n, (rows, _) in enumerate(channels):
+        refs.history[place.g, :, n * LANES : (n + 1) * LANES] = rows[:HISTORY].astype(refs.history.dtype)
+
+    @pl.when(carried > 0)
+    def _() -> None:
+        for rows, lanes in channels:
+            refs.x[parity, :PACKED, lanes] = rows[window].astype(refs.x.dtype)
 
 
 def keep_rows(spec: GdnSpec, refs: Refs, plan: Plan, place: Place) -> None:
@@ -123,10 +136,11 @@ def keep_rows(spec: GdnSpec, refs: Refs, plan: Plan, place: Place) -> None:
             moves.settle(spec, refs, moves.CONV_OUT)
 
         before, stop = spec.width - 1, plan.field(place.block, "stop")
-        for channel, column in enumerate(spec.channel_columns(place.g)):
-            last = [refs.rows[channel, pl.ds(HISTORY + stop - before + n, 1), :] for n in range(before)]
-            kept = jnp.concatenate(last, axis=0).astype(refs.conv_out.dtype)
-            refs.conv_out[:, moves.lanes(column, LANES)] = kept
+        for column, size, at in spec.columns(place.g):
+            channels = range(at // LANES, (at + size) // LANES)
+            last = [refs.rows[n, pl.ds(HISTORY + stop - before, before), :] for n in channels]
+            kept = jnp.concatenate(last, axis=1).astype(refs.conv_out.dtype)
+            refs.conv_out[:, moves.lanes(column, size)] = kept
 
         @pl.when(place.g == spec.groups - 1)
         def _() -> None:

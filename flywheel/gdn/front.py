@@ -1,4 +1,4 @@
-"""The first two stages of a step, on refs: rows to queries, keys and values; these to what the state needs."""
+"""The stages of a step before its state, on refs: rows to queries, keys and values; these to what the state needs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jax import lax
 
 from flywheel.gdn import moves, tile
 from flywheel.gdn.edges import join_last, own_stop
-from flywheel.gdn.inverse import CHUNK, LEVELS
-from flywheel.gdn.products import multiply
+from flywheel.gdn.inverse import CHUNK, LEVELS, inverse_chain
+from flywheel.gdn.products import beside, kept, multiply, parts
 from flywheel.gdn.spec import HEAD_DIM, HISTORY, LANES
 from flywheel.gdn.tile import PIECES, TILE
 
@@ -46,13 +46,13 @@ def tile_gates(spec: GdnSpec, refs: Refs, plan: Plan, block: Any) -> None:  # no
 
 
 def activate(spec: GdnSpec, refs: Refs, place: Place) -> Generator[None, None, None]:
-    """Stage 1: a channel tile at a time."""
+    """Stage 1: a channel tile at a time; values leave it multiplied by beta."""
+    beta = refs.gates[place.block & 1, place.g].T
     half = 0.5 if spec.silu else 1.0
     for which, (column, size, at) in enumerate(spec.columns(place.g)):
         # silu takes half of its argument, exactly.
         taps = refs.taps[:, moves.lanes(column, size)].astype(jnp.float32) * half
         bias = refs.bias[:, moves.lanes(column, size)].astype(jnp.float32) * half if spec.bias else None
-        target = (refs.q, refs.k, refs.v)[which]
         for head in range(size // HEAD_DIM):
             here = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
             where = (at // LANES + head, column + head * LANES)
@@ -61,7 +61,9 @@ def activate(spec: GdnSpec, refs: Refs, place: Place) -> Generator[None, None, N
             if which < 2:
                 scale = spec.scale if which == 0 else 1.0
                 z = tile.l2norm(z, spec.eps, scale) if spec.eps is not None else z * scale
-            target[head] = z
+                (refs.q, refs.k)[which][place.parity, head] = z
+            else:
+                refs.v[place.ring, head] = beside(parts(z * beta[:, head : head + 1], spec.precision))
             yield
     for column, size, at in spec.columns(place.g):
         kept = refs.x[place.block & 1, TILE - HISTORY :, moves.lanes(column, size)]
@@ -86,7 +88,10 @@ def _convolved(refs: Refs, place: Place, where: tuple[int, Any], taps: Array, bi
 def prepare(spec: GdnSpec, refs: Refs, place: Place) -> Generator[None, None, None]:
     """Stage 2: scores, gates and operands, a value head at a time after what they share."""
     parity = place.block & 1
-    heads = [tile.key_head(refs.q[n], refs.k[n], spec.precision) for n in range(spec.group)]
+    q, k = refs.q.at[place.parity], refs.k.at[place.parity]
+    for n in range(spec.group):
+        head = tile.key_head(q[n], k[n], spec.precision)
+        refs.k_t[n], refs.a_kk[n], refs.a_qk[n] = head.k_t, head.a, head.scores
     columns = refs.gates[parity, place.g].T
     mask, words = tile.up_to_row(), refs.words.at[parity, place.g]
     values = spec.values
@@ -98,24 +103,26 @@ def prepare(spec: GdnSpec, refs: Refs, place: Place) -> Generator[None, None, No
     yield
     for n in range(values):
         own = tuple(columns[:, m * values + n : m * values + n + 1] for m in range(3))
-        head = heads[n // (values // spec.group)]
-        found = tile.prepare(head, refs.v[n], own, segments[n * CHUNK : (n + 1) * CHUNK], spec.precision)
+        h = n // (values // spec.group)
+        head = tile.Head(k[h], q[h], refs.k_t[h], refs.a_kk[h], refs.a_qk[h])
+        found = tile.prepare(head, own, segments[n * CHUNK : (n + 1) * CHUNK], spec.precision)
         refs.base[n] = found.base
         for level, part in enumerate(found.added):
-            refs.added[n, level] = part
-        refs.rhs[n] = found.rhs
-        refs.read[place.ring, n] = found.read
+            refs.added[n, level] = beside(part)
+        refs.keys[place.ring, n] = beside(found.keys)
+        refs.read[place.ring, n] = beside(found.read)
+        refs.writes[place.ring, n] = beside(found.writes)
         for c in range(2):
-            refs.writes[place.ring, n, c] = found.writes[c]
             refs.decay[place.ring, n, c : c + 1] = found.decay[c]
         yield
 
 
 def solve(spec: GdnSpec, refs: Refs) -> list[Generator[None, None, None]]:
-    """Stage 3: a chain per value head."""
+    """Stage 3: the inverse, a chain per value head."""
 
     def chain(n: int) -> Generator[None, None, None]:
-        added = tuple(refs.added[n, level] for level in range(len(LEVELS) - 1))
-        refs.u[n], refs.w[n] = yield from tile.solve_chain(refs.base[n], added, refs.rhs[n], spec.precision)
+        added = tuple(kept(refs.added[n, level], spec.precision) for level in range(len(LEVELS) - 1))
+        x = yield from inverse_chain(refs.base[n], added, spec.precision)
+        refs.inverse[n] = beside(parts(x, spec.precision))
 
     return [chain(n) for n in range(spec.values)]

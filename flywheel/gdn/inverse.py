@@ -25,15 +25,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from flywheel.gdn.products import left_operand, lockstep, multiply, right_operand
+from flywheel.gdn.products import dot, lockstep, parts, stack
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     from jax import Array
-    from jaxtyping import BFloat16, Bool, Float32, Int32
+    from jaxtyping import Bool, Float32, Int32, Shaped
 
-    from flywheel.gdn.products import Precision
+    from flywheel.gdn.products import Parts, Precision
 
 CHUNK = 64
 """Tokens of a chunk, and the order of the matrices."""
@@ -61,8 +61,8 @@ def _level(row: Array, column: Array, size: int) -> Bool[Array, "64 width"]:
     return here if size == 4 else here & (row // (size // 4) != column // (size // 4))
 
 
-def _block_diagonal(x: Float32[Array, "64 width"]) -> Float32[Array, "width width"]:
-    """Matrices side by side as the weights by which each is multiplied from the right."""
+def block_diagonal(x: Shaped[Array, "64 width"]) -> Shaped[Array, "width width"]:
+    """Matrices side by side as one: weights by which each is multiplied from the right, or rows of both."""
     if x.shape[1] == CHUNK:
         return x
     first = lax.broadcasted_iota(jnp.int32, x.shape, 1) < CHUNK
@@ -78,9 +78,7 @@ def level_parts(lower: Float32[Array, "64 width"]) -> tuple[Float32[Array, "64 w
 
 
 def inverse_chain(
-    base: Float32[Array, "64 width"],
-    added: tuple[BFloat16[Array, "64 kk"], ...],
-    precision: Precision,
+    base: Float32[Array, "64 width"], added: tuple[Parts, ...], precision: Precision
 ) -> Generator[None, None, Float32[Array, "64 width"]]:
     """The inverse of one (width 64) or two (width 128) matrices I + L.
 
@@ -88,27 +86,29 @@ def inverse_chain(
 
     Args:
         base: L within the smallest blocks (`level_parts`).
-        added: what each further level adds, as left operands (`products.left_operand`).
+        added: what each further level adds.
         precision: of the products.
     """
     row, column = places(base.shape[1])
     identity = (row == column).astype(jnp.float32)
 
-    def product(left: Array, right: Array) -> Array:
-        return multiply(left, right_operand(_block_diagonal(right), precision))
+    def product(left: Parts, right: Parts) -> Array:
+        return dot(left, tuple(block_diagonal(part) for part in right))
 
-    power = product(left_operand(base, precision), base)
+    blocks = parts(base, precision)
+    power = product(blocks, blocks)
     yield
     start = identity - base
-    x = start + product(left_operand(start, precision), power)
+    x = start + product(parts(start, precision), parts(power, precision))
     yield
     for part in added:
-        nilpotent = product(part, x)
+        whole = parts(x, precision)
+        nilpotent = parts(product(part, whole), precision)
         yield
-        stacked = product(left_operand(jnp.concatenate([x, nilpotent], axis=0), precision), nilpotent)
+        stacked = product(stack(whole, nilpotent, axis=0), nilpotent)
         yield
         left = x - stacked[:CHUNK]
-        x = left + product(left_operand(left, precision), stacked[CHUNK:])
+        x = left + product(parts(left, precision), parts(stacked[CHUNK:], precision))
         yield
     return x
 
@@ -118,7 +118,7 @@ def chain_of(
 ) -> Generator[None, None, Float32[Array, "64 width"]]:
     """`inverse_chain` of matrices that are not cut yet; entries on and above the diagonals are not read."""
     base, *added = level_parts(lower)
-    return inverse_chain(base, tuple(left_operand(part, precision) for part in added), precision)
+    return inverse_chain(base, tuple(parts(part, precision) for part in added), precision)
 
 
 def _kernel(precision: Precision, lower: Any, out: Any) -> None:  # noqa: ANN401  refs

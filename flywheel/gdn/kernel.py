@@ -4,8 +4,8 @@ A step is a tile of 128 tokens and a group of heads.  Its work goes through four
 
 1. `front.activate`: convolution, silu, norms of step n;
 2. `front.prepare`: scores, gates and all else that is elementwise of step n - 1;
-3. `front.solve`: inverse and updates of step n - 2, up to where the state is needed;
-4. `tile.state_chain`: outputs and state of step n - 3.
+3. `front.solve`: the inverses of step n - 2;
+4. `tile.state_chain`: updates, outputs and state of step n - 3.
 
 They are independent of each other, so that one stage's vector work fills the other stages' waits for products; all
 stand in one block of straight code, their emission interleaved.  Around it are scalar code and rare branches: copies in
@@ -25,10 +25,10 @@ from jax.experimental.pallas import tpu as pltpu
 
 from flywheel.gdn import edges, front, moves
 from flywheel.gdn.inverse import CHUNK
-from flywheel.gdn.products import Track, interleave
+from flywheel.gdn.products import Track, interleave, kept
 from flywheel.gdn.schedule import Plan, words
-from flywheel.gdn.spec import HEAD_DIM, HISTORY, GdnSpec, Place, Refs
-from flywheel.gdn.tile import TILE, Front, state_chain
+from flywheel.gdn.spec import HEAD_DIM, HISTORY, RING, GdnSpec, Place, Refs
+from flywheel.gdn.tile import TILE, Front, State, state_chain
 from flywheel.gdn.tiling import VMEM_LIMIT
 from flywheel.packing import GROUP
 
@@ -84,17 +84,18 @@ def _step(spec: GdnSpec, refs: Refs, plan: Plan, places: tuple[Place, ...]) -> N
 
 
 def _tracks(spec: GdnSpec, refs: Refs, first: Place, second: Place, fourth: Place) -> list[Track]:
-    """The stages' pieces over the ten rounds of the third stage, whose chains are the longest.
+    """The stages' pieces over the nine rounds of the third stage, whose chains are the longest.
 
-    Found by the schedule: the second stage's many short-lived values early and together, the fourth late, the first
-    throughout.  docs/gdn-kernel.md has the figures.
+    Found by the schedule: the matrix unit takes products in the order of their emission, so that those of the second
+    stage, which wait for much vector work, come last; the first stage has none and fills the start.
+    docs/gdn-kernel.md has the figures.
     """
     states = [_state(spec, refs, fourth, head) for head in range(spec.values)]
     return [
-        Track(front.solve(spec, refs), 10, 0, 9),
-        Track(states, 5, 6, 9),
-        Track([front.prepare(spec, refs, second)], spec.values + 2, 0, 2),
-        Track([front.activate(spec, refs, first)], spec.channels + 1, 0, 9),
+        Track(front.solve(spec, refs), 9, 0, 8),
+        Track(states, 6, 0, 5),
+        Track([front.prepare(spec, refs, second)], spec.values + 2, 6, 8),
+        Track([front.activate(spec, refs, first)], spec.channels + 1, 0, 2),
     ]
 
 
@@ -102,16 +103,20 @@ def _state(spec: GdnSpec, refs: Refs, place: Place, head: int) -> Generator[None
     slot = jnp.where(place.live, place.g, spec.groups)
     lanes = moves.lanes(place.g * (spec.values * HEAD_DIM) + head * HEAD_DIM, HEAD_DIM)
     found = Front(
-        refs.u[head],
-        refs.w[head],
-        refs.read[place.ring, head],
-        tuple(refs.writes[place.ring, head, c] for c in range(2)),
+        kept(refs.inverse[head], spec.precision),
+        kept(refs.v[place.ring, head], spec.precision),
+        kept(refs.keys[place.ring, head], spec.precision),
+        kept(refs.read[place.ring, head], spec.precision),
+        kept(refs.writes[place.ring, head], spec.precision),
         tuple(refs.decay[place.ring, head, c : c + 1] for c in range(2)),
     )
-    outs, state = yield from state_chain(found, refs.s[slot, head], spec.precision)
+
+    def store(value: Array) -> None:
+        refs.s[slot, head] = value
+
+    outs = yield from state_chain(found, State(lambda: refs.s[slot, head], store), spec.precision)
     for c, out in enumerate(outs):
         refs.o[place.block & 1, c * CHUNK : (c + 1) * CHUNK, lanes] = out.astype(refs.o.dtype)
-    refs.s[slot, head] = state
 
 
 def _kernel(spec: GdnSpec, names: tuple[str, ...], *refs_in_order: Any) -> None:  # noqa: ANN401
@@ -124,7 +129,7 @@ def _kernel(spec: GdnSpec, names: tuple[str, ...], *refs_in_order: Any) -> None:
 
     def place(n: Any, block: Any, g: Any) -> Place:  # noqa: ANN401
         live = (n >= 0) & (n < total)
-        return Place(jnp.where(live, block, 0), jnp.where(live, g, 0), live, n & 1, lax.rem(n + 3, jnp.int32(3)))
+        return Place(jnp.where(live, block, 0), jnp.where(live, g, 0), live, n & 1, n & (RING - 1))
 
     @pl.when(total > 0)
     def _() -> None:
@@ -144,7 +149,7 @@ def _kernel(spec: GdnSpec, names: tuple[str, ...], *refs_in_order: Any) -> None:
 
 
 def _scratch(spec: GdnSpec, operands: Operands) -> dict[str, Any]:
-    v, kq, lanes, times = spec.values, spec.group, spec.channels * HEAD_DIM, spec.times
+    v, kq, lanes, parts = spec.values, spec.group, spec.channels * HEAD_DIM, spec.parts
     dim = operands.qkv.shape[1]
     fp32, bf16 = jnp.float32, jnp.bfloat16
     head = (TILE, HEAD_DIM)
@@ -159,20 +164,22 @@ def _scratch(spec: GdnSpec, operands: Operands) -> dict[str, Any]:
         "conv_out": pltpu.VMEM((spec.width - 1, dim), bf16),
         "history": pltpu.VMEM((spec.groups, HISTORY, lanes), bf16),
         "rows": pltpu.VMEM((spec.channels, HISTORY + TILE, HEAD_DIM), fp32),
-        "q": pltpu.VMEM((kq, *head), fp32),
-        "k": pltpu.VMEM((kq, *head), fp32),
-        "v": pltpu.VMEM((v, *head), fp32),
+        "q": pltpu.VMEM((2, kq, *head), fp32),
+        "k": pltpu.VMEM((2, kq, *head), fp32),
+        "v": pltpu.VMEM((RING, v, TILE, parts * HEAD_DIM), bf16),
         "gate_logits": pltpu.VMEM((2, TILE, HEAD_DIM), fp32),
         "gates": pltpu.VMEM((2, spec.groups, spec.gate_rows, TILE), fp32),
         "words": pltpu.VMEM((2, spec.groups, spec.word_rows, TILE), jnp.int32),
+        "k_t": pltpu.VMEM((kq, HEAD_DIM, TILE), fp32),
+        "a_kk": pltpu.VMEM((kq, CHUNK, TILE), fp32),
+        "a_qk": pltpu.VMEM((kq, CHUNK, TILE), fp32),
         "base": pltpu.VMEM((v, CHUNK, TILE), fp32),
-        "added": pltpu.VMEM((v, 2, CHUNK, times * TILE), bf16),
-        "rhs": pltpu.VMEM((v, times * TILE, 2 * HEAD_DIM), bf16),
-        "read": pltpu.VMEM((3, v, TILE, times * HEAD_DIM), bf16),
-        "writes": pltpu.VMEM((3, v, 2, CHUNK + HEAD_DIM, times * CHUNK), bf16),
-        "decay": pltpu.VMEM((3, v, 8, HEAD_DIM), fp32),
-        "u": pltpu.VMEM((v, *head), fp32),
-        "w": pltpu.VMEM((v, TILE, times * HEAD_DIM), bf16),
+        "added": pltpu.VMEM((v, 2, CHUNK, parts * TILE), bf16),
+        "keys": pltpu.VMEM((RING, v, TILE, parts * HEAD_DIM), bf16),
+        "read": pltpu.VMEM((RING, v, TILE, parts * HEAD_DIM), bf16),
+        "writes": pltpu.VMEM((RING, v, CHUNK + HEAD_DIM, parts * TILE), bf16),
+        "decay": pltpu.VMEM((RING, v, 8, HEAD_DIM), fp32),
+        "inverse": pltpu.VMEM((v, CHUNK, parts * TILE), bf16),
         "s": pltpu.VMEM((spec.groups + 1, v, HEAD_DIM, HEAD_DIM), fp32),
         "o": pltpu.VMEM((2, TILE, spec.n_v * HEAD_DIM), bf16),
         "o_last": pltpu.VMEM((2, GROUP, spec.n_v * HEAD_DIM), bf16),

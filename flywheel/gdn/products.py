@@ -1,10 +1,12 @@
 """Matrix products of FP32 numbers on a matrix unit that takes BF16: rounded, or as hi/lo pairs.
 
-`bf16` rounds each operand once.  `bf16x3` takes x = hi + lo, both BF16, and leaves lo x lo out:
+`bf16` rounds each operand once.  `bf16x3` takes x = hi + lo, both BF16, and all partial products in one:
 
-    A B = [A_hi A_lo A_hi] [B_hi; B_hi; B_lo]
+    [C_hi C_lo] = [A_hi A_lo] [B_hi B_lo; B_hi B_lo]        A B = C_hi + C_lo
 
-one contraction of three times the length.  Products of BF16 numbers are exact in FP32, sums are FP32.
+Heads of 128 fill a matrix unit of 256 x 256 with it, in two thirds of the time of [A_hi A_lo A_hi] [B_hi; B_hi; B_lo],
+which leaves lo x lo out.  Products of BF16 numbers are exact in FP32, sums are FP32.  Making hi and lo is work of the
+vector unit: a matrix is split once and kept as `Parts`, also in memory, until products take it.
 """
 
 from __future__ import annotations
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 
 Precision = Literal["bf16", "bf16x3"]
 
+PARTS: dict[Precision, int] = {"bf16": 1, "bf16x3": 2}
+"""BF16 numbers that stand for one number."""
+
+type Parts = tuple[Array, ...]
+"""A matrix as BF16 matrices of its shape: (rounded,) or (hi, lo)."""
+
 
 def split(x: Float32[Array, "*shape"]) -> tuple[BFloat16[Array, "*shape"], BFloat16[Array, "*shape"]]:
     """(hi, lo) with hi = bf16(x) and lo = bf16(x - hi): x to 16 bits at least."""
@@ -28,20 +36,24 @@ def split(x: Float32[Array, "*shape"]) -> tuple[BFloat16[Array, "*shape"], BFloa
     return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
 
 
-def left_operand(x: Float[Array, "m k"], precision: Precision) -> BFloat16[Array, "m kk"]:
-    """What streams through the matrix unit: x, or [hi lo hi]."""
-    if precision == "bf16":
-        return x.astype(jnp.bfloat16)
-    high, low = split(x)
-    return jnp.concatenate([high, low, high], axis=1)
+def parts(x: Float[Array, "*shape"], precision: Precision) -> Parts:
+    """The BF16 numbers that stand for x in products: rounded, or hi and lo."""
+    return (x.astype(jnp.bfloat16),) if precision == "bf16" else split(x)
 
 
-def right_operand(x: Float[Array, "k n"], precision: Precision) -> BFloat16[Array, "kk n"]:
-    """What is pushed into the matrix unit: x, or [hi; hi; lo]."""
-    if precision == "bf16":
-        return x.astype(jnp.bfloat16)
-    high, low = split(x)
-    return jnp.concatenate([high, high, low], axis=0)
+def beside(x: Parts) -> BFloat16[Array, "m n_parts_k"]:
+    """Parts side by side on lanes, as they are kept, and as they stream through the matrix unit."""
+    return jnp.concatenate(x, axis=1)
+
+
+def kept(x: BFloat16[Array, "m n_parts_k"], precision: Precision) -> Parts:
+    """The parts that `beside` joined."""
+    return tuple(jnp.split(x, PARTS[precision], axis=1))
+
+
+def stack(x: Parts, y: Parts, axis: int) -> Parts:
+    """Two matrices joined, part by part."""
+    return tuple(jnp.concatenate(both, axis=axis) for both in zip(x, y, strict=True))
 
 
 def multiply(left: BFloat16[Array, "m k"], right: BFloat16[Array, "k n"]) -> Float32[Array, "m n"]:
@@ -49,9 +61,14 @@ def multiply(left: BFloat16[Array, "m k"], right: BFloat16[Array, "k n"]) -> Flo
     return lax.dot_general(left, right, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def dot(left: Float32[Array, "m k"], right: Float32[Array, "k n"], precision: Precision) -> Float32[Array, "m n"]:
-    """The product of FP32 matrices in a precision."""
-    return multiply(left_operand(left, precision), right_operand(right, precision))
+def dot(left: Parts, right: Parts) -> Float32[Array, "m n"]:
+    """The product of matrices as their parts stand for them."""
+    pushed = beside(right)
+    if len(left) == 1:
+        return multiply(left[0], pushed)
+    found = multiply(beside(left), jnp.concatenate([pushed, pushed], axis=0))
+    of_high, of_low = jnp.split(found, 2, axis=1)
+    return of_high + of_low
 
 
 class Track(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from flywheel.gdn.products import PARTS
 from flywheel.gdn.tile import PIECES, TILE
 from flywheel.packing import GROUP
 
@@ -18,6 +19,10 @@ HEAD_DIM = 128
 
 HISTORY = 16
 """Rows kept before a tile for its convolution: one BF16 tile, of which the last width - 1 are read."""
+
+
+RING = 4
+"""Buffers of what the first two stages leave for the fourth: the first writes it three turns before that reads it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,9 +83,9 @@ class GdnSpec:
         return -(-PIECES * self.values // 8) * 8
 
     @property
-    def times(self) -> int:
-        """How many BF16 numbers stand for one number of a product's operand."""
-        return 1 if self.precision == "bf16" else 3
+    def parts(self) -> int:
+        """BF16 numbers that stand for one number of a product's operand."""
+        return PARTS[self.precision]
 
     def columns(self, g: Any) -> tuple[tuple[Any, int, int], ...]:  # noqa: ANN401  int32, maybe traced
         """Where a group's queries, keys and values stand in qkv: (first column, columns, first column in the step)."""
@@ -116,12 +121,14 @@ class Refs(NamedTuple):
         conv_out: one that a sequence ends with.
         history: rows before the window, by group.
         rows: the step's rows in FP32, history first, by channel tile.
-        q, k, v: normalised queries and keys, values: from the first stage to the second.
+        q, k: normalised queries and keys: from the first stage to the second, by step parity.
+        v: beta v, from the first stage to the fourth, in a ring.
         gate_logits: beta and log-decays of a tile.
         gates, words: per block parity and group.
-        base, added, rhs: `tile.Prepared` by value head: from the second stage to the third.
-        read, writes, decay: of it what the fourth stage takes, in a ring of three.
-        u, w: `tile.Front` by value head: from the third stage to the fourth.
+        k_t, a_kk, a_qk: `tile.Head` by query/key head, within the second stage.
+        base, added: `tile.Prepared` by value head: from the second stage to the third.
+        keys, read, writes, decay: of it what the fourth stage takes, in a ring.
+        inverse: X by value head: from the third stage to the fourth.
         s: states by group and value head; the last group is nobody's.
         o: outputs, by block parity.
         o_last: the last group of an odd number.
@@ -159,14 +166,16 @@ class Refs(NamedTuple):
     gate_logits: Any
     gates: Any
     words: Any
+    k_t: Any
+    a_kk: Any
+    a_qk: Any
     base: Any
     added: Any
-    rhs: Any
+    keys: Any
     read: Any
     writes: Any
     decay: Any
-    u: Any
-    w: Any
+    inverse: Any
     s: Any
     o: Any
     o_last: Any
@@ -189,7 +198,7 @@ class Place(NamedTuple):
         g: which group of heads; traced.
         live: whether there is such a step.
         parity: of the step: which of two buffers it uses.
-        ring: which of three.
+        ring: which of RING.
     """
 
     block: Any

@@ -24,8 +24,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from flywheel.gdn.inverse import CHUNK, inverse_chain, level_parts, places
-from flywheel.gdn.products import dot, left_operand, lockstep, multiply, right_operand
+from flywheel.gdn.inverse import CHUNK, block_diagonal, inverse_chain, level_parts, places
+from flywheel.gdn.products import dot, lockstep, multiply, parts, stack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jax import Array
     from jaxtyping import BFloat16, Float32, Int32
 
-    from flywheel.gdn.products import Precision
+    from flywheel.gdn.products import Parts, Precision
 
 TILE = 2 * CHUNK
 """Tokens of a tile."""
@@ -206,51 +206,50 @@ class Head(NamedTuple):
         k: normalised keys.
         q: normalised and scaled queries.
         k_t: k^T.
-        parts: A = k k^T cut into the levels of the inverse, chunks side by side.
+        a: k k^T, chunks side by side.
         scores: tril(q k^T), chunks side by side.
     """
 
     k: Float32[Array, "128 d_k"]
     q: Float32[Array, "128 d_k"]
     k_t: Float32[Array, "d_k 128"]
-    parts: tuple[Float32[Array, "64 128"], ...]
+    a: Float32[Array, "64 128"]
     scores: Float32[Array, "64 128"]
 
 
 def key_head(q: Float32[Array, "128 d_k"], k: Float32[Array, "128 d_k"], precision: Precision) -> Head:
     """[k; q] against one push of k^T.  Turned in FP32: a BF16 transpose would be folded into a transposed push."""
     k_t = k.T
-    both = dot(jnp.concatenate([k, q], axis=0), k_t, precision)
+    both = dot(parts(jnp.concatenate([k, q], axis=0), precision), parts(k_t, precision))
     row, column = places(TILE)
     first = _first_chunk()
     a = jnp.where(first, both[:CHUNK], both[CHUNK:TILE])
     scores = jnp.where(first, both[TILE : TILE + CHUNK], both[TILE + CHUNK :])
-    return Head(k, q, k_t, level_parts(a), jnp.where(row >= column, scores, 0.0))
+    return Head(k, q, k_t, a, jnp.where(row >= column, scores, 0.0))
 
 
 class Prepared(NamedTuple):
-    """What a value head's tile needs from its gates, operands as the products take them (x3: three times as long).
+    """What a value head's tile needs of its gates and keys.
 
     Attributes:
         base: L within 4 x 4 blocks, chunks side by side, FP32.
         added: what the levels 16 and 64 add.
-        rhs: [beta v, beta k exp(G)].
+        keys: beta k exp(G).
         read: q exp(G).
-        writes: per chunk [tril(P D); (k exp(G_C - G))^T].
+        writes: [tril(P D); (k exp(G_C - G))^T], chunks side by side.
         decay: exp(G_C) per chunk, on lanes.
     """
 
     base: Float32[Array, "64 128"]
-    added: tuple[BFloat16[Array, "64 tt"], ...]
-    rhs: BFloat16[Array, "tt d_v_plus_d_k"]
-    read: BFloat16[Array, "128 kk"]
-    writes: tuple[BFloat16[Array, "192 cc"], ...]
+    added: tuple[Parts, ...]
+    keys: Parts
+    read: Parts
+    writes: Parts
     decay: tuple[Float32[Array, "1 d_v"], ...]
 
 
 def prepare(
     head: Head,
-    v: Float32[Array, "128 d_v"],
     columns: tuple[Float32[Array, "128 1"], ...],
     segments: Float32[Array, "64 128"],
     precision: Precision,
@@ -259,7 +258,6 @@ def prepare(
 
     Args:
         head: its query/key head.
-        v: values.
         columns: beta, beta exp(G) and exp(G).
         segments: g_(j+1) + .. + g_i, chunks side by side; 0 above the diagonal.
         precision: of the products.
@@ -267,14 +265,14 @@ def prepare(
     beta, beta_from_start, from_start = (jnp.broadcast_to(x, (TILE, TILE)) for x in columns)
     d = jnp.exp(segments)
     write = d * jnp.where(_first_chunk(), beta[:CHUNK], beta[CHUNK:])
-    base, *added = (part * write for part in head.parts)
+    base, *added = level_parts(head.a * write)
     writes = jnp.concatenate([head.scores * d, head.k_t * d[CHUNK - 1 :]], axis=0)
     return Prepared(
         base,
-        tuple(left_operand(part, precision) for part in added),
-        right_operand(jnp.concatenate([v * beta, head.k * beta_from_start], axis=1), precision),
-        left_operand(head.q * from_start, precision),
-        tuple(left_operand(writes[:, c * CHUNK : (c + 1) * CHUNK], precision) for c in range(2)),
+        tuple(parts(part, precision) for part in added),
+        parts(head.k * beta_from_start, precision),
+        parts(head.q * from_start, precision),
+        parts(writes, precision),
         tuple(from_start[(c + 1) * CHUNK - 1 : (c + 1) * CHUNK] for c in range(2)),
     )
 
@@ -283,56 +281,60 @@ def _first_chunk() -> Array:
     return lax.broadcasted_iota(jnp.int32, (CHUNK, TILE), 1) < CHUNK
 
 
-def solve_chain(
-    base: Float32[Array, "64 128"],
-    added: tuple[BFloat16[Array, "64 tt"], ...],
-    rhs: BFloat16[Array, "tt d_v_plus_d_k"],
-    precision: Precision,
-) -> Generator[None, None, tuple[Float32[Array, "128 d_v"], BFloat16[Array, "128 kk"]]]:
-    """[U W] = X [beta v, beta k exp(G)], W as the operand that it becomes; yields after each of the nine products."""
-    x = yield from inverse_chain(base, added, precision)
-    first = _first_chunk()
-    rows = jnp.concatenate([jnp.where(first, x, 0.0), jnp.where(first, 0.0, x)], axis=0)
-    both = multiply(left_operand(rows, precision), rhs)
-    yield
-    width = both.shape[1] // 2
-    return both[:, :width], left_operand(both[:, width:], precision)
-
-
 class Front(NamedTuple):
     """What a value head's tile brings to the state.
 
     Attributes:
-        u: X beta v.
-        w: X beta k exp(G), as an operand.
-        read, writes, decay: `Prepared`.
+        x: X, chunks side by side.
+        values: beta v.
+        keys, read, writes, decay: `Prepared`.
     """
 
-    u: Float32[Array, "128 d_v"]
-    w: BFloat16[Array, "128 kk"]
-    read: BFloat16[Array, "128 kk"]
-    writes: tuple[BFloat16[Array, "192 cc"], ...]
+    x: Parts
+    values: Parts
+    keys: Parts
+    read: Parts
+    writes: Parts
     decay: tuple[Float32[Array, "1 d_v"], ...]
 
 
-def state_chain(
-    front: Front, state: Float32[Array, "d_k d_v"], precision: Precision
-) -> Generator[None, None, tuple[tuple[Float32[Array, "64 d_v"], ...], Float32[Array, "d_k d_v"]]]:
-    """Outputs of both chunks and the state after them; yields after each of the four products.
+class State(NamedTuple):
+    """A value head's state in memory: read anew where it is needed, instead of held in registers over two products.
 
-    The state meets the products as `precision` says: in "bf16" it is read rounded to BF16, kept in FP32.
+    Attributes:
+        load: its value.
+        store: replaces it.
     """
+
+    load: Callable[[], Float32[Array, "d_k d_v"]]
+    store: Callable[[Float32[Array, "d_k d_v"]], None]
+
+
+def state_chain(
+    front: Front, state: State, precision: Precision
+) -> Generator[None, None, tuple[Float32[Array, "64 d_v"], ...]]:
+    """[U W] = X [beta v, beta k exp(G)], then per chunk its outputs and the state after it.
+
+    Yields after each of the five products.  The state meets them as `precision` says: in "bf16" it is read rounded to
+    BF16, kept in FP32.  Writes of both chunks lie side by side: each chunk's V has zeros in the place of the other's.
+    """
+    both = dot(tuple(block_diagonal(part) for part in front.x), stack(front.values, front.keys, axis=1))
+    yield
+    u, w = jnp.split(both, 2, axis=1)
     outs = []
     for c in range(2):
         here = slice(c * CHUNK, (c + 1) * CHUNK)
-        reads = multiply(jnp.concatenate([front.w[here], front.read[here]], axis=0), right_operand(state, precision))
+        of_w, read = parts(w[here], precision), tuple(part[here] for part in front.read)
+        reads = dot(stack(of_w, read, axis=0), parts(state.load(), precision))
         yield
-        v = front.u[here] - reads[:CHUNK]
-        writes = multiply(front.writes[c], right_operand(v, precision))
+        v = u[here] - reads[:CHUNK]
+        of_v = parts(v, precision)
+        none = tuple(jnp.zeros_like(part) for part in of_v)
+        writes = dot(front.writes, stack(none, of_v, axis=0) if c else stack(of_v, none, axis=0))
         yield
         outs.append(reads[CHUNK:] + writes[:CHUNK])
-        state = state * front.decay[c] + writes[CHUNK:]
-    return tuple(outs), state
+        state.store(state.load() * front.decay[c] + writes[CHUNK:])
+    return tuple(outs)
 
 
 @functools.partial(jax.jit, static_argnames=("precision",))
@@ -350,8 +352,10 @@ def delta_rule_tile(
     found = gates(beta[None], g[None])
     columns = tuple(x.T for x in (found.beta, found.beta_from_start, found.from_start))
     segments = multiply(segment_rows(found.words, up_to_row()), segment_weights())
-    ready = prepare(key_head(q, k, precision), v, columns, segments, precision)
-    ((u, w),) = lockstep([solve_chain(ready.base, ready.added, ready.rhs, precision)])
-    front = Front(u, w, ready.read, ready.writes, ready.decay)
-    ((outs, state),) = lockstep([state_chain(front, state, precision)])
-    return jnp.concatenate(outs, axis=0), state
+    ready = prepare(key_head(q, k, precision), columns, segments, precision)
+    (x,) = lockstep([inverse_chain(ready.base, ready.added, precision)])
+    values = parts(v * columns[0], precision)
+    front = Front(parts(x, precision), values, ready.keys, ready.read, ready.writes, ready.decay)
+    states = [state]
+    (outs,) = lockstep([state_chain(front, State(lambda: states[-1], states.append), precision)])
+    return jnp.concatenate(outs, axis=0), states[-1]

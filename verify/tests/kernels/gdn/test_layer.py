@@ -188,16 +188,24 @@ DEEP_CASES = [name for name, case in OPEN_CASES.items() if case.build_layer() is
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("interpret", ["fast", "tpu"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_open_cases(precision: str) -> None:
-    """Every collected way to go wrong that a layer kernel can be asked about: closed forms and the oracles' answers."""
+def test_open_cases(precision: str, interpret: str) -> None:
+    """Every collected way to go wrong that a layer kernel can be asked about: closed forms and the oracles' answers.
+
+    In both interpret modes: the TPU interpreter also looks for races and poisons memory.
+    """
     judged = 0
+    subject = dataclasses.replace(
+        SUBJECTS[precision],
+        call=lambda given: run_flywheel_gdn(given, precision=precision, interpret=interpret),
+    )
     for name in DEEP_CASES:
         given = OPEN_CASES[name].build_layer()
         assert given is not None
         if lacking(given) is not None or not (2 <= given.width <= 8):
             continue
-        found = judge_gdn_subject(SUBJECTS[precision], given)
+        found = judge_gdn_subject(subject, given)
         assert found.judgement.verdict in {Verdict.PASS, Verdict.OUTSIDE_DOMAIN}, (name, found.judgement.reason)
         judged += found.judgement.verdict is Verdict.PASS
     assert judged >= 20
