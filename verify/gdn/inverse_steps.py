@@ -6,8 +6,8 @@ I + L for a 64 x 64 chunk, bottom-up: 4 x 4 diagonal blocks by two products, the
     merge:     N = E D^-1                   [Y; Q] = [D^-1; N] N            X = (D^-1 - Y) (I + Q)
 
 where L4 is L within the 4 x 4 diagonal blocks, D^-1 the level below and E the part of L that the level adds.
-Operands are BF16 ("bf16"), or each a sum of two BF16 numbers of which the product of the low halves is left out
-("bf16x3").  Sums are FP32.  The last factor is either multiplied as it stands, or as A + A Q with A kept in FP32.
+Operands are BF16 ("bf16"), or each a sum of two BF16 numbers ("bf16x3").  Sums are FP32.  The last factor is either
+multiplied as it stands, or as A + A Q with A kept in FP32.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ def _bf16_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
 def _split_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     left_high, right_high = to_bf16(left), to_bf16(right)
     left_low, right_low = to_bf16(left - left_high), to_bf16(right - right_high)
-    # One contraction of three times the length, as the kernel does it.
-    return np.concatenate([left_high, left_low, left_high], axis=-1) @ np.concatenate(
-        [right_high, right_high, right_low], axis=-2
-    )
+    # As the kernel does it: what the right high and low halves give in one contraction each, then their sum.
+    both = np.concatenate([left_high, left_low], axis=-1)
+    halves = (np.concatenate([half, half], axis=-2) for half in (right_high, right_low))
+    of_high, of_low = (both @ half for half in halves)
+    return of_high + of_low
 
 
 def part(lower: np.ndarray, level: int) -> np.ndarray:
