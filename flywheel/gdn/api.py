@@ -178,7 +178,7 @@ def fused_conv1d_gdn(
         qkv.shape[0],
         n_kq,
         n_v,
-        group_of(n_kq, n_v),
+        group_of(n_kq, n_v, precision),
         width,
         precision,
         HEAD_DIM**-0.5 if scale is None else float(scale),

@@ -184,9 +184,9 @@ def eight_products() -> str:
 def _kernel_counts() -> None:
     """The kernel's chain on strict lower ones: eight products, and the bidiagonal inverse without an error."""
     ones = jnp.asarray(np.tril(np.ones((kernel.CHUNK, kernel.CHUNK), np.float32), -1))
-    with mock.patch.object(kernel, "multiply", wraps=kernel.multiply) as multiply:
+    with mock.patch.object(kernel, "dot", wraps=kernel.dot) as product:
         (found,) = lockstep([kernel.chain_of(ones, "bf16")])
-    require(multiply.call_count == kernel.PRODUCTS, f"the kernel's inverse takes {multiply.call_count} products")
+    require(product.call_count == kernel.PRODUCTS, f"the kernel's inverse takes {product.call_count} products")
     expected = np.eye(kernel.CHUNK) - np.eye(kernel.CHUNK, k=-1)
     require(bool((np.asarray(found) == expected).all()), "the kernel's inverse of equal keys is not the bidiagonal one")
 
