@@ -69,12 +69,23 @@ FAULTS = (
         "    refs.sums[...] = jnp.zeros_like(refs.sums)\n",
         "",
     ),
-    Fault("anchor from a masked key", "kernel.py", "tile.choose_anchor(s, visible)", "tile.choose_anchor(s, None)"),
+    Fault(
+        "anchor from a masked key",
+        "kernel.py",
+        "tile.choose_anchor(s, visible)",
+        "tile.choose_anchor(s, None)",
+    ),
     Fault(
         "anchor moves after it was chosen",
         "tile.py",
         "jnp.where((anchor == UNSET) & some,",
         "jnp.where(some,",
+    ),
+    Fault(
+        "anchors sought too late",
+        "schedule.py",
+        "return min(max(_down(max(start - lower, 0)), first), stop)",
+        "return min(max(_up(max(start - lower, 0) + 1), first), stop)",
     ),
     Fault(
         "scale in BF16",
@@ -106,8 +117,8 @@ FAULTS = (
     Fault(
         "replay skips the first visited block",
         "replay.py",
-        "lax.fori_loop(refs.control[FIRST_BLOCK] * per_block,",
-        "lax.fori_loop((refs.control[FIRST_BLOCK] + 1) * per_block,",
+        "begin, end = refs.control[FIRST_BLOCK] * per_block,",
+        "begin, end = (refs.control[FIRST_BLOCK] + 1) * per_block,",
     ),
     Fault(
         "mask off by one", "spec.py", "visible = keys <= rows + band.upper", "visible = keys <= rows + band.upper + 1"
@@ -116,7 +127,7 @@ FAULTS = (
     Fault(
         "segments ignored in the replay",
         "replay.py",
-        "            visible &= key_ids_on_sublanes(refs.k_ids_stage[...], count) == refs.q_ids[0, :, queries]\n",
+        "        visible &= key_ids_on_sublanes(ids, cell.width) == refs.q_ids[0, :, cell.queries]\n",
         "",
     ),
     Fault(
@@ -148,14 +159,40 @@ FAULTS = (
     Fault(
         "last fragments dropped",
         "block.py",
-        "    if pending is not None:\n        block.drain(pending)\n    elif",
-        "    if",
+        "    if pending is not None:\n        block.drain(pending)\n    else:\n",
+        "    if pending is None:\n",
     ),
     Fault(
         "queries finished before their last product",
         "schedule.py",
         "begins = [0, *(fragment.first for fragment in fragments[1:]), self.block_q]",
         "begins = [0, *(fragment.stop for fragment in fragments[:-1]), self.block_q]",
+    ),
+    Fault(
+        "queries finished before their last key block",
+        "schedule.py",
+        "_down(j * self.block_kv - i * self.block_q - self.band.upper)",
+        "_down(j * self.block_kv - i * self.block_q - self.band.upper) + LANE_GRID",
+    ),
+    Fault("every body starts the sums anew", "block.py", "body in schedule.opening", "True"),
+    Fault("a piece whose mask has one bound goes without", "schedule.py", "upper >= keys - 1:", "upper >= 0:"),
+    Fault(
+        "a block fetched ahead overwrites the one in use",
+        "fetch.py",
+        "return self.spec.tiling.lookahead + 1",
+        "return self.spec.tiling.lookahead",
+    ),
+    Fault(
+        "keys fetched once for two groups of heads",
+        "fetch.py",
+        "lax.rem(place.h, jnp.int32(self.spec.group)) == 0",
+        "lax.rem(place.h, jnp.int32(2 * self.spec.group)) == 0",
+    ),
+    Fault(
+        "replay's next tile overwrites this one",
+        "replay.py",
+        "refs, stage = site.refs, lax.rem(n, 2)",
+        "refs, stage = site.refs, 0 * n",
     ),
     Fault("non-finite values not restored", "tile.py", "jnp.where((marks == 0) | (out != out), out, special)", "out"),
     Fault(

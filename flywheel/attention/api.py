@@ -115,7 +115,7 @@ def attention(
         return_max_logit: also return each head's largest logit over its rows and their visible keys (never the sink),
             in nats, FP32; -inf if there is none.
         return_diagnostics: also return `AttentionDiagnostics`.
-        config: block sizes; chosen from the lengths by default.
+        config: block sizes and the TPU generation to choose them for; chosen by default.
         interpret: run in one of Pallas' interpret modes (a machine without a TPU): True, or `pltpu.InterpretParams`.
 
     Returns:
@@ -228,7 +228,8 @@ def _plan(
 ) -> tuple[Schedule, Tiling]:
     """Blocks and steps; refuses what the chip has no room for."""
     wide = max(q.shape[3], v.shape[3]) > LANES
-    tiling = resolve(config or AttentionConfig(), q.shape[2], k.shape[2], online=online, wide=wide)
+    band_keys = None if band.lower is None or band.upper is None else band.upper - band.lower + 1
+    tiling = resolve(config or AttentionConfig(), q.shape[2], k.shape[2], online=online, wide=wide, band_keys=band_keys)
     need = vmem_bytes(tiling, q.shape[3], v.shape[3])
     if need > VMEM_LIMIT:
         message = (

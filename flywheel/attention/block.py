@@ -2,7 +2,8 @@
 
 The compiler keeps the order in which operations are emitted, and within one straight piece of code it overlaps what is
 independent: the matrix unit works on V^T P^T of one fragment while the vector unit turns the scores of the next into
-weights.  The last body of a query block also divides, query by query as they are done, behind the products that remain.
+weights.  A body also divides the queries that see no later key, query by query as they are done, behind the products
+that remain.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from flywheel.attention import tile
+from flywheel.attention.budget import LANES
 from flywheel.attention.finish import any_mark, finish_queries
+from flywheel.attention.schedule import Band, Piece
 from flywheel.attention.spec import (
     ANCHOR_KEYS,
     FLAG,
@@ -58,25 +61,32 @@ class _Cell(NamedTuple):
 
 
 class _Stretch(NamedTuple):
-    """Queries of a cell, first .. first + width - 1 of the block, that are treated alike.
+    """Queries of a cell, first .. first + width - 1 of the block, that see the fragment's keys alike.
 
     Attributes:
         fragment: the keys.
         first: first query.
         width: queries.
-        masked: some of them do not see some of the keys.
-        adopting: some of them may see their first key here, and adopt an anchor.
+        pieces: the keys in order, and what the queries see of them.
+        adopting: some of the queries may see their first key here, and adopt an anchor.
     """
 
     fragment: Fragment
     first: int
     width: int
-    masked: bool
+    pieces: tuple[Piece, ...]
     adopting: bool
 
     @property
     def queries(self) -> Any:  # noqa: ANN401
         return lane_slice(self.first, self.width)
+
+
+class _Scores(NamedTuple):
+    """Scores of a piece, and which of them count; None: all."""
+
+    s: Array
+    visible: Array | None
 
 
 class _Weights(NamedTuple):
@@ -100,7 +110,7 @@ class _Block:
 
     site: Site
     body: Body
-    alone: bool
+    opening: bool
     fragments: tuple[Fragment, ...]
     failures: list[Array] = dataclasses.field(default_factory=list)
 
@@ -121,34 +131,38 @@ class _Block:
 
     def stretches(self, cell: _Cell) -> list[_Stretch]:
         """A cell's queries, cut where masks and the search for anchors begin and end."""
-        spec, fragment = self.site.spec, cell.fragment
-        end = cell.first + cell.width
-        adopting = end
-        if spec.late_anchors and not spec.online:
-            adopting = cell.first if spec.segments else fragment.adopting
-        inner = {n for n in (fragment.clear_first, fragment.clear_stop, adopting) if cell.first < n < end}
-        return [
-            _Stretch(
-                fragment,
-                first,
-                stop - first,
-                masked=spec.segments or not fragment.clear_first <= first < stop <= fragment.clear_stop,
-                adopting=first >= adopting,
-            )
-            for first, stop in itertools.pairwise(sorted({cell.first, end} | inner))
-        ]
+        spec, fragment, kind = self.site.spec, cell.fragment, self.body.kind
+        adopting = self.body_adopting(fragment)
+        if spec.segments:
+            # Ids mask everything, and are compared at once.
+            whole = Piece(0, fragment.size, kind.within(fragment.start, fragment.size, cell.first, cell.width))
+            return [_Stretch(fragment, cell.first, cell.width, (whole,), adopting=adopting < cell.first + cell.width)]
+        found: list[_Stretch] = []
+        for first in range(cell.first, cell.first + cell.width, LANES):
+            pieces = self.site.schedule.pieces(kind, fragment, first, LANES)
+            stretch = _Stretch(fragment, first, LANES, pieces, adopting=first >= adopting)
+            last = found[-1] if found else stretch
+            alike = (last.pieces, last.adopting) == (pieces, stretch.adopting)
+            if found and alike and all(piece.mask is None or piece.mask.band == Band(None, None) for piece in pieces):
+                stretch = found.pop()._replace(width=last.width + LANES)
+            found.append(stretch)
+        return found
 
-    def visible(self, stretch: _Stretch) -> Bool[Array, "F C"] | None:
+    def body_adopting(self, fragment: Fragment) -> int:
+        """From where on queries may see their first key in a fragment, where anchors are adopted at all."""
+        spec = self.site.spec
+        if spec.online or not spec.late_anchors:
+            return fragment.stop
+        return fragment.first if spec.segments else fragment.adopting
+
+    def visible(self, stretch: _Stretch, piece: Piece) -> Bool[Array, "F C"] | None:
         """Which of the queries see which of the keys; None: all."""
-        if not stretch.masked:
-            return None
-        start, size = stretch.fragment.start, stretch.fragment.size
-        kind = self.body.kind
-        keys = lax.broadcasted_iota(jnp.int32, (size, stretch.width), 0) + start
-        rows = lax.broadcasted_iota(jnp.int32, (size, stretch.width), 1) + stretch.first
-        visible = band_mask(kind.band, keys, rows)
-        if start + size > kind.keys:
-            visible = both(visible, keys < kind.keys)
+        assert piece.mask is not None  # noqa: S101  nothing is computed of a hidden piece
+        shape = (piece.size, stretch.width)
+        keys, rows = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in (0, 1))
+        visible = band_mask(piece.mask.band, keys, rows)
+        if piece.mask.keys < piece.size:
+            visible = both(visible, keys < piece.mask.keys)
         if self.site.spec.segments:
             visible = both(visible, self.same_segment(stretch))
         return visible
@@ -178,39 +192,56 @@ class _Block:
     ) -> tuple[Float32[Array, "F C"], Float32[Array, "1 C"] | None]:
         """Weights from scores, and the factor of what was summed before (None: 1)."""
         refs, spec, queries = self.site.refs, self.site.spec, stretch.queries
-        visible = self.visible(stretch)
+        seen = {
+            piece: _Scores(s[piece.start : piece.start + piece.size], self.visible(stretch, piece))
+            for piece in stretch.pieces
+            if not piece.hidden
+        }
         if spec.return_max_logit:
-            refs.maxima[:, queries] = jnp.maximum(refs.maxima[:, queries], tile.partial_maxima(tile.hide(s, visible)))
+            for scores in seen.values():
+                refs.maxima[:, queries] = jnp.maximum(refs.maxima[:, queries], tile.partial_maxima(tile.hide(*scores)))
         if spec.segments:
-            assert visible is not None  # noqa: S101  segments mask every stretch
-            refs.seen[:, queries] += tile.partial_sums(jnp.where(visible, 1.0, 0.0))
+            for _, visible in seen.values():
+                assert visible is not None  # noqa: S101  segments mask everything
+                refs.seen[:, queries] += tile.partial_sums(jnp.where(visible, 1.0, 0.0))
         factor = None
         if spec.online:
-            p, factor = self.online(s, stretch, visible)
+            weights, factor = self.online(stretch, list(seen.values()))
         else:
-            if stretch.adopting:
-                refs.anchor[:, queries] = tile.adopt_anchor(refs.anchor[:, queries], s, visible)
-            elif fresh and not spec.late_anchors:
-                few = slice(0, ANCHOR_KEYS)
-                refs.anchor[:, queries] = on_sublanes(
-                    tile.choose_anchor(s[few], None if visible is None else visible[few])
-                )
-            p = tile.weights(s, refs.anchor[:, queries], visible)
-        sums = tile.partial_sums(p)
+            anchor = self.anchors(stretch, list(seen.values()), fresh=fresh)
+            weights = [tile.weights(scores.s, anchor, scores.visible) for scores in seen.values()]
+        sums = [tile.partial_sums(p) for p in weights]
         if not fresh:
             before = refs.sums[:, queries]
-            sums += before if factor is None else before * factor
-        refs.sums[:, queries] = sums
-        return p, factor
+            sums.insert(0, before if factor is None else before * factor)
+        refs.sums[:, queries] = sum(sums[1:], sums[0]) if sums else jnp.zeros_like(refs.sums[:, queries])
+        computed = dict(zip(seen, weights, strict=True))
+        blank = [computed.get(piece, jnp.zeros((piece.size, stretch.width), jnp.float32)) for piece in stretch.pieces]
+        return jnp.concatenate(blank), factor
 
-    def online(
-        self, s: Float32[Array, "F C"], stretch: _Stretch, visible: Bool[Array, "F C"] | None
-    ) -> tuple[Float32[Array, "F C"], Float32[Array, "1 C"]]:
-        """Weights against the running maximum, which moves first."""
+    def anchors(self, stretch: _Stretch, seen: Sequence[_Scores], *, fresh: bool) -> Float32[Array, "S C"]:
+        """The queries' anchors, chosen or adopted here if they have none yet."""
         anchor = self.site.refs.anchor
-        p, shift, factor = tile.online_weights(s, anchor[:1, stretch.queries], visible, late_bias=False)
+        if stretch.adopting:
+            adopted = anchor[:, stretch.queries]
+            for scores in seen:
+                adopted = tile.adopt_anchor(adopted, *scores)
+            anchor[:, stretch.queries] = adopted
+        elif fresh and not self.site.spec.late_anchors:
+            # Every query that sees a key sees the first.
+            chosen = jnp.full((1, stretch.width), tile.UNSET, jnp.float32)
+            if seen:
+                s, visible = seen[0]
+                chosen = tile.choose_anchor(s[:ANCHOR_KEYS], None if visible is None else visible[:ANCHOR_KEYS])
+            anchor[:, stretch.queries] = on_sublanes(chosen)
+        return anchor[:, stretch.queries]
+
+    def online(self, stretch: _Stretch, seen: Sequence[_Scores]) -> tuple[list[Array], Float32[Array, "1 C"]]:
+        """Weights against the running maximum, which moves first, and the factor of what was summed before."""
+        anchor = self.site.refs.anchor
+        weights, shift, factor = tile.online_pieces(seen, anchor[:1, stretch.queries], late_bias=False)
         anchor[:, stretch.queries] = on_sublanes(shift)
-        return p, factor
+        return weights, factor
 
     def add_values(self, weights: _Weights, fresh: bool) -> None:  # noqa: FBT001  a pair that was kept
         """o += V^T P^T for one cell."""
@@ -229,7 +260,7 @@ class _Block:
 
     def cells_of(self, numbers: Sequence[int]) -> list[tuple[_Cell, bool]]:
         """Cells of some fragments, and whether nothing was added to their queries before."""
-        return [(cell, self.alone and n == 0) for n in numbers for cell in self.cells(self.fragments[n])]
+        return [(cell, self.opening and n == 0) for n in numbers for cell in self.cells(self.fragments[n])]
 
     def step(self, group: _Group, pending: _Group | None) -> None:
         """Weights of a group's cells, woven with the products of the group before."""
@@ -244,11 +275,10 @@ class _Block:
             self.conclude(pending)
 
     def conclude(self, group: _Group) -> None:
-        """The end of the queries that are done with a group, in a last body."""
-        if self.body.last:
-            done = self.site.schedule.finished(self.body.kind)
-            for n in group.numbers:
-                self.finish(*done[n])
+        """The end of the queries that are done with a group."""
+        done = self.site.schedule.finished(self.body)
+        for n in group.numbers:
+            self.finish(*done[n])
 
     def drain(self, group: _Group) -> None:
         """The products of the last group."""
@@ -262,16 +292,22 @@ class _Block:
             self.failures.append(finish_queries(self.site, at, min(_DIVIDED_AT_ONCE, stop - at)))
 
     def check_sums(self) -> None:
-        """The check between blocks; the products that it need not wait for come after it."""
+        """The check between blocks."""
         exceeding = tile.exceeds_limit(self.site.refs.sums[...])
         inside = self.site.inside(0, self.site.schedule.block_q)
-        marks = exceeding if inside is None else jnp.where(inside, exceeding, 0.0)
-        self.site.refs.control[FLAG] = any_mark(marks)
+        self.failures.append(exceeding if inside is None else jnp.where(inside, exceeding, 0.0))
+
+    def raise_flag(self) -> None:
+        """Tell the steps that follow whether a check has failed."""
+        if self.failures:
+            self.site.refs.control[FLAG] = any_mark(*self.failures)
+            self.failures.clear()
 
 
-def emit(site: Site, body: Body, *, alone: bool) -> None:
-    """One body.  `alone`: all query blocks consist of one such body, and its first fragment concerns every query."""
-    block = _Block(site, body, alone, site.schedule.fragments(body.kind))
+def emit(site: Site, body: Body) -> None:
+    """One body."""
+    schedule = site.schedule
+    block = _Block(site, body, body in schedule.opening, schedule.fragments(body.kind))
     pending: _Group | None = None
     for numbers in _groups(block.fragments):
         group = _Group(numbers, [])
@@ -279,12 +315,13 @@ def emit(site: Site, body: Body, *, alone: bool) -> None:
         pending = group
     if not body.last and not site.spec.online:
         block.check_sums()
+    if body.begin == body.end:
+        block.raise_flag()  # the products that it need not wait for come after it
     if pending is not None:
         block.drain(pending)
-    elif body.last:
-        block.finish(0, site.schedule.block_q)
-    if body.last:
-        site.refs.control[FLAG] = any_mark(*block.failures)
+    else:
+        block.finish(body.begin, body.end)
+    block.raise_flag()
 
 
 def _groups(fragments: Sequence[Fragment]) -> list[list[int]]:

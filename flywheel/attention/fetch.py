@@ -1,9 +1,9 @@
 """Blocks of q, k and v, fetched by the kernel itself more than one grid step ahead.
 
-Pallas' own pipeline asks for the next step's blocks when a step begins and waits for them when it ends.  Where a step is
-shorter than the copies of the next, as for a head of 1024 tokens or in a window, every step then waits out the latency
-of the memory with nothing else on the way.  Here the blocks of the step after the next are asked for as well, so that
-one copy follows another.  What is fetched, and the results, are the same.
+Pallas' own pipeline asks for the next step's blocks when a step begins and waits for them when it ends.  Where a step
+is shorter than the copies of the next, as for a head of 1024 tokens or in a window, every step then waits out the
+latency of the memory with nothing else on the way.  Here the blocks of the step after the next are asked for as well,
+so that one copy follows another.  What is fetched, and the results, are the same.
 
 Copies of a kind go round `lookahead` + 1 slots: those of a step and of the steps ahead of it.
 """
@@ -62,14 +62,19 @@ class Fetcher:
 
     def arrive(self, refs: Refs, here: Place) -> Refs:
         """Ask for what a later step needs, wait for what this one needs; the refs with its blocks."""
-        self._begin(refs, here)
-        far = here
-        for _ in range(self.spec.tiling.lookahead):
-            far = self._after(far)
+        first = (here.b == 0) & (here.h == 0) & (here.n == 0)
 
-        @pl.when(far.b < self.batch)
+        @pl.when(first)
         def _() -> None:
-            self._start(refs, far)
+            for counter in (Q_NEXT, Q_HERE, KV_NEXT, KV_HERE):
+                refs.control[counter] = self.slots - 1
+
+        far = here
+        for _step in range(self.spec.tiling.lookahead):
+            far = self._after(far)
+        # The first step asks for its own blocks too, and for those of the steps between.
+        begin = Place(*(jnp.where(first, near, later) for near, later in zip(here, far, strict=True)))
+        lax.fori_loop(0, jnp.where(first, self.slots, 1), lambda _, place: self._start(refs, place), begin)
 
         @pl.when(self._new_queries(refs, here))
         def _() -> None:
@@ -87,25 +92,31 @@ class Fetcher:
             v=refs.v_slots.at[kv_slot],
         )
 
-    def _begin(self, refs: Refs, here: Place) -> None:
-        """Before the first step of the call: the copies of the first steps."""
+    def _start(self, refs: Refs, place: Place) -> Place:
+        """Ask for the blocks of a step, if there is such a step; the step after it."""
 
-        @pl.when((here.b == 0) & (here.h == 0) & (here.n == 0))
+        @pl.when((place.b < self.batch) & self._new_queries(refs, place))
         def _() -> None:
-            for counter in (Q_NEXT, Q_HERE, KV_NEXT, KV_HERE):
-                refs.control[counter] = self.slots - 1
-            place = here
-            for _ in range(min(self.spec.tiling.lookahead, self.batch * self.heads * len(self.spec.schedule.steps))):
-                self._start(refs, place)
-                place = self._after(place)
+            self._q_copy(refs, place, self._advance(refs, Q_NEXT)).start()
+
+        @pl.when((place.b < self.batch) & self._new_keys(refs, place))
+        def _() -> None:
+            for copy in self._kv_copies(refs, place, self._advance(refs, KV_NEXT)):
+                copy.start()
+
+        return self._after(place)
 
     def _after(self, place: Place) -> Place:
         """The next grid step; the first beyond the last has b == batch."""
-        n, h = place.n + 1, place.h
+        n = place.n + 1
         head_ended = n == len(self.spec.schedule.steps)
-        h = jnp.where(head_ended, h + 1, h)
+        h = jnp.where(head_ended, place.h + 1, place.h)
         entry_ended = h == self.heads
-        return Place(jnp.where(entry_ended, place.b + 1, place.b), jnp.where(entry_ended, 0, h), jnp.where(head_ended, 0, n))
+        return Place(
+            jnp.where(entry_ended, place.b + 1, place.b),
+            jnp.where(entry_ended, 0, h),
+            jnp.where(head_ended, 0, n),
+        )
 
     def _new_queries(self, refs: Refs, place: Place) -> Bool[Array, ""]:
         return self.field(refs.steps[place.n], "first") == 1
@@ -114,16 +125,6 @@ class Fetcher:
         """Whether the step reads another key block than the step before: heads of a group may share theirs."""
         moved = self.field(refs.steps[place.n], "moved") == 1
         return moved | ((place.n == 0) & (lax.rem(place.h, jnp.int32(self.spec.group)) == 0))
-
-    def _start(self, refs: Refs, place: Place) -> None:
-        @pl.when(self._new_queries(refs, place))
-        def _() -> None:
-            self._q_copy(refs, place, self._advance(refs, Q_NEXT)).start()
-
-        @pl.when(self._new_keys(refs, place))
-        def _() -> None:
-            for copy in self._kv_copies(refs, place, self._advance(refs, KV_NEXT)):
-                copy.start()
 
     def _advance(self, refs: Refs, counter: int) -> Any:  # noqa: ANN401  an int32
         """The next slot of a kind."""

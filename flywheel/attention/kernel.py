@@ -1,13 +1,16 @@
 """The kernel: grid, memory spaces and the order of things around the bodies of `block`.
 
 Grid (batch, head, step).  A step is a query block against one of the key blocks that it sees; which, it reads from a
-list of packed scalars (`pack`), so that no step is idle and the next step's blocks are fetched behind this one's work.
+list of packed scalars (`pack`), so that no step is idle.  Where lengths are whole blocks, blocks of q, k and v are
+fetched by the kernel itself, two steps ahead (`fetch`); else by Pallas' own pipeline, one step ahead.
 Per query block:
 
-1. at its first step the state is cleared, q rotated if asked for, and anchors are chosen from the first keys;
+1. at its first step q is rotated if asked for; the state is cleared and anchors are chosen from the first keys, unless
+   the first body does both (`Schedule.opening`);
 2. each step runs the unrolled body of its kind (`block.emit`), unless a check has failed before: then the flag in SMEM
    stands, and the remaining steps are skipped;
-3. the last body divides and writes; if a check has failed, the whole query block is computed again (`replay.replay`).
+3. the body with a query's last key divides and writes it; if a check has failed, the last step computes the whole query
+   block again (`replay.replay`).
 """
 
 from __future__ import annotations
@@ -27,7 +30,18 @@ from flywheel.attention import rotary, tile
 from flywheel.attention.block import emit
 from flywheel.attention.fetch import Fetcher, Place
 from flywheel.attention.replay import replay
-from flywheel.attention.spec import ANCHOR_KEYS, FIRST_BLOCK, FLAG, CallSpec, Refs, Site, band_mask, both, on_sublanes
+from flywheel.attention.spec import (
+    ANCHOR_KEYS,
+    CONTROLS,
+    FIRST_BLOCK,
+    FLAG,
+    CallSpec,
+    Refs,
+    Site,
+    band_mask,
+    both,
+    on_sublanes,
+)
 from flywheel.attention.tiling import VMEM_LIMIT
 
 if TYPE_CHECKING:
@@ -88,8 +102,8 @@ def unpack_field(word: Any, name: str) -> Any:  # noqa: ANN401  int32, maybe tra
     raise KeyError(name)
 
 
-def _begin(site: Site, *, alone: bool) -> None:
-    """Rotate q; clear the state and choose anchors, unless the body does without (`block.emit`)."""
+def _begin(site: Site) -> None:
+    """Rotate q; clear the state and choose anchors, unless the first body does without (`Schedule.opening`)."""
     refs, spec = site.refs, site.spec
     refs.control[FLAG] = 0
     refs.control[FIRST_BLOCK] = site.j
@@ -101,7 +115,7 @@ def _begin(site: Site, *, alone: bool) -> None:
         refs.maxima[...] = jnp.full_like(refs.maxima, tile.UNSET)
     if spec.late_anchors or spec.online:
         refs.anchor[...] = jnp.full_like(refs.anchor, tile.UNSET)
-    if alone:
+    if spec.schedule.opening:
         return
     refs.acc[...] = jnp.zeros_like(refs.acc)
     refs.sums[...] = jnp.zeros_like(refs.sums)
@@ -130,11 +144,10 @@ def _kernel(spec: CallSpec, names: tuple[str, ...], fetcher: Fetcher | None, *re
     word = refs.steps[n]
     site = Site(spec, refs, b, h, unpack_field(word, "i"), unpack_field(word, "j"))
     schedule = spec.schedule
-    alone = schedule.single
 
     @pl.when(unpack_field(word, "first") == 1)
     def _() -> None:
-        _begin(site, alone=alone)
+        _begin(site)
 
     body_here = unpack_field(word, "body")
     sound = refs.control[FLAG] == 0
@@ -142,7 +155,7 @@ def _kernel(spec: CallSpec, names: tuple[str, ...], fetcher: Fetcher | None, *re
 
         @pl.when(sound & (body_here == index))
         def _(body: Any = body) -> None:  # noqa: ANN401
-            emit(site, body, alone=alone)
+            emit(site, body)
 
     @pl.when(unpack_field(word, "last") == 1)
     def _() -> None:
@@ -301,12 +314,13 @@ def _scratch(built: _Call, head_dim: int, v_dim: int, operands: Operands, spec: 
     built.scratch_ref("marks", pltpu.VMEM((v_dim, tiling.block_q), jnp.int32))
     if spec.rotary is not None:
         built.scratch_ref("q_rotated", pltpu.VMEM((tiling.block_q, head_dim), operands.q.dtype))
-    built.scratch_ref("k_stage", pltpu.VMEM((tiling.replay_keys, head_dim), operands.k.dtype))
-    built.scratch_ref("v_stage", pltpu.VMEM((tiling.replay_keys, v_dim), operands.v.dtype))
+    built.scratch_ref("k_stage", pltpu.VMEM((2, tiling.replay_keys, head_dim), operands.k.dtype))
+    built.scratch_ref("v_stage", pltpu.VMEM((2, tiling.replay_keys, v_dim), operands.v.dtype))
+    built.scratch_ref("v_clean", pltpu.VMEM((tiling.replay_keys, v_dim), operands.v.dtype))
     if spec.segments:
-        built.scratch_ref("k_ids_stage", pltpu.VMEM((1, tiling.replay_keys), jnp.int32))
-    built.scratch_ref("control", pltpu.SMEM((6,), jnp.int32))
-    built.scratch_ref("sems", pltpu.SemaphoreType.DMA((3,)))
+        built.scratch_ref("k_ids_stage", pltpu.VMEM((2, 1, tiling.replay_keys), jnp.int32))
+    built.scratch_ref("control", pltpu.SMEM((CONTROLS,), jnp.int32))
+    built.scratch_ref("sems", pltpu.SemaphoreType.DMA((2, 3)))
     if tiling.lookahead > 1:
         slots = tiling.lookahead + 1
         built.scratch_ref("q_slots", pltpu.VMEM((slots, tiling.block_q, head_dim), operands.q.dtype))

@@ -65,17 +65,65 @@ class BlockKind(NamedTuple):
         """Whether the row of the query block sees the column of the key block."""
         return column < self.keys and self.band.sees(row, column)
 
+    def within(self, key: int, keys: int, first: int, queries: int) -> BlockKind | None:
+        """What keys key .. key + keys - 1 and queries first .. first + queries - 1 see of each other; None: nothing.
+
+        In their own coordinates, bounds that hide nothing None.
+        """
+        keys = min(keys, self.keys - key)
+        lower, upper = self.band.moved(first - key)
+        if keys <= 0 or (upper is not None and upper + queries - 1 < 0) or (lower is not None and lower > keys - 1):
+            return None
+        if upper is not None and upper >= keys - 1:
+            upper = None
+        if lower is not None and lower + queries - 1 <= 0:
+            lower = None
+        return BlockKind(Band(lower, upper), keys)
+
+
+class Piece(NamedTuple):
+    """Consecutive keys of a fragment that some queries see alike.
+
+    Attributes:
+        start: first key, counted in the fragment.
+        size: keys.
+        mask: what the queries see of them; None: nothing.
+    """
+
+    start: int
+    size: int
+    mask: BlockKind | None
+
+    @property
+    def hidden(self) -> bool:
+        """Whether no query sees any key."""
+        return self.mask is None
+
+    @property
+    def clear(self) -> bool:
+        """Whether every query sees every key."""
+        return self.mask == BlockKind(Band(None, None), self.size)
+
+    def extended(self, by: int) -> Piece:
+        """The same with more keys that are seen as these, all or none of them."""
+        size = self.size + by
+        return Piece(self.start, size, None if self.mask is None else self.mask._replace(keys=size))
+
 
 class Body(NamedTuple):
     """One unrolled body of the kernel.
 
     Attributes:
         kind: what it computes.
-        last: whether it also finishes the query block.
+        last: whether the query block ends with it.
+        begin: the first query that it finishes: those before are finished already.
+        end: one past the last; begin, if it finishes none.
     """
 
     kind: BlockKind
     last: bool
+    begin: int
+    end: int
 
 
 class Step(NamedTuple):
@@ -168,25 +216,23 @@ class Schedule:
         """Whether every row that sees a key sees the first one."""
         return self.band.lower is None or self.q_len - 1 + self.band.lower <= 0
 
-    @property
-    def single(self) -> bool:
-        """Whether every query block visits one key block, whose first fragment concerns all of its queries."""
-        if len(self.steps) > self.q_blocks:
-            return False
-        firsts = [self.fragments(body.kind)[:1] for body in self.bodies]
-        return all(first and (first[0].first, first[0].stop) == (0, self.block_q) for first in firsts)
+    @functools.cached_property
+    def opening(self) -> frozenset[Body]:
+        """Bodies that begin a query block and start its sums; empty, if those have to be cleared beforehand.
+
+        They have to be where some first body's first fragment does not concern all queries, or the same body also
+        stands elsewhere.
+        """
+        first = frozenset(self.bodies[step.body] for step in self.steps if step.first)
+        others = {self.bodies[step.body] for step in self.steps if not step.first}
+        openings = [self.fragments(body.kind)[:1] for body in first]
+        reached = all(found and (found[0].first, found[0].stop) == (0, self.block_q) for found in openings)
+        return first if reached and not first & others else frozenset()
 
     def kind(self, i: int, j: int) -> BlockKind | None:
         """What query block i sees of key block j; None: nothing."""
-        keys = min(self.block_kv, self.kv_len - j * self.block_kv)
-        lower, upper = self.band.moved(i * self.block_q - j * self.block_kv)
-        if (upper is not None and upper + self.block_q - 1 < 0) or (lower is not None and lower > keys - 1):
-            return None
-        if upper is not None and upper >= keys - 1:
-            upper = None
-        if lower is not None and lower + self.block_q - 1 <= 0:
-            lower = None
-        return BlockKind(Band(lower, upper), keys)
+        whole = BlockKind(self.band, self.kv_len)
+        return whole.within(j * self.block_kv, self.block_kv, i * self.block_q, self.block_q)
 
     def visited(self, i: int) -> tuple[int, ...]:
         """The key blocks of which query block i sees something, ascending and consecutive; block 0 if there is none."""
@@ -212,7 +258,7 @@ class Schedule:
             Step(
                 i,
                 j,
-                numbers[self._body(i, j, last=j == visited[-1])],
+                numbers[self._body(i, j)],
                 moved=j != previous,
                 first=j == visited[0],
                 last=j == visited[-1],
@@ -225,13 +271,22 @@ class Schedule:
         """The distinct bodies of all steps."""
         found: dict[Body, None] = {}
         for i in range(self.q_blocks):
-            visited = self.visited(i)
-            for j in visited:
-                found[self._body(i, j, last=j == visited[-1])] = None
+            for j in self.visited(i):
+                found[self._body(i, j)] = None
         return tuple(found)
 
-    def _body(self, i: int, j: int, *, last: bool) -> Body:
-        return Body(self.kind(i, j) or _NOTHING, last)
+    def _body(self, i: int, j: int) -> Body:
+        visited = self.visited(i)
+        first, last = j == visited[0], j == visited[-1]
+        begin = 0 if first else self._done_before(i, j)
+        end = self.block_q if last else max(self._done_before(i, j + 1), begin)
+        return Body(self.kind(i, j) or _NOTHING, last, begin, end)
+
+    def _done_before(self, i: int, j: int) -> int:
+        """Queries of block i, from the first on, that see no key of block j or beyond; rounded down to LANE_GRID."""
+        if self.band.upper is None:
+            return 0
+        return min(max(_down(j * self.block_kv - i * self.block_q - self.band.upper), 0), self.block_q)
 
     def fragments(self, kind: BlockKind) -> tuple[Fragment, ...]:
         """The fragments of a block of this kind that some row sees."""
@@ -244,6 +299,17 @@ class Schedule:
             fragment = self._fragment(kind, start, rows)
             if fragment.first < fragment.stop:
                 found.append(fragment)
+        return tuple(found)
+
+    def pieces(self, kind: BlockKind, fragment: Fragment, first: int, queries: int) -> tuple[Piece, ...]:
+        """A fragment's keys as queries first .. first + queries - 1 see them, alike ones together."""
+        found: list[Piece] = []
+        for start in range(0, fragment.size, LANE_GRID):
+            size = min(LANE_GRID, fragment.size - start)
+            piece = Piece(start, size, kind.within(fragment.start + start, size, first, queries))
+            if found and ((piece.hidden and found[-1].hidden) or (piece.clear and found[-1].clear)):
+                piece = found.pop().extended(size)
+            found.append(piece)
         return tuple(found)
 
     def _fragment(self, kind: BlockKind, start: int, size: int) -> Fragment:
@@ -268,15 +334,16 @@ class Schedule:
             return stop
         return min(max(_down(max(start - lower, 0)), first), stop)
 
-    def finished(self, kind: BlockKind) -> tuple[tuple[int, int], ...]:
-        """For each fragment of a last block, the queries [first, stop) that are done once it has been added.
+    def finished(self, body: Body) -> tuple[tuple[int, int], ...]:
+        """For each fragment of a block, the queries [first, stop) that are finished once it has been added.
 
         Both ends of the fragments' ranges of queries ascend, so that a query is done with the last fragment that begins
         at or before it.  The first fragment also takes the queries that see nothing.
         """
-        fragments = self.fragments(kind)
+        fragments = self.fragments(body.kind)
         begins = [0, *(fragment.first for fragment in fragments[1:]), self.block_q]
-        return tuple(itertools.pairwise(begins)) if fragments else ((0, self.block_q),)
+        begins = [min(max(query, body.begin), body.end) for query in begins]
+        return tuple(itertools.pairwise(begins)) if fragments else ((body.begin, body.end),)
 
 
 _NOTHING = BlockKind(Band(None, None), 0)

@@ -27,9 +27,11 @@ ANCHOR_KEYS = ROW_GRID
 """Keys that anchors are chosen from: one register tile.  More would cost products and make replays no rarer to speak
 of: a query replays when a score exceeds its anchor by 103 nats."""
 
-FLAG, FIRST_BLOCK, Q_NEXT, Q_HERE, KV_NEXT, KV_HERE = range(6)
-"""What the scalars in `Refs.control` are: a failed check; the first key block that the query block visits; and the slots
-that blocks of q, and of k and v, were last fetched to and are read from (`fetch`)."""
+CONTROLS = 6
+FLAG, FIRST_BLOCK, Q_NEXT, Q_HERE, KV_NEXT, KV_HERE = range(CONTROLS)
+"""What the scalars in `Refs.control` are: a failed check; the first key block that the query block visits; and, where
+the kernel fetches blocks itself (`fetch`), the slots that blocks of q, and of k and v, were last fetched to and are
+read from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Refs(NamedTuple):
     v_slots: Any
     k_stage: Any
     v_stage: Any
+    v_clean: Any
     k_ids_stage: Any
     control: Any
     sems: Any

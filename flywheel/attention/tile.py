@@ -19,6 +19,8 @@ from jax import lax
 from flywheel.attention.budget import BIAS, FP32_MAX, HALF_BF16_MAX, LANE_LIMIT, LANES, SUM_FLOOR
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from jax import Array
     from jaxtyping import BFloat16, Bool, Float32, Int32
 
@@ -196,20 +198,36 @@ def power_of_two(n: Float32[Array, "1 C"]) -> Float32[Array, "1 C"]:
 def online_weights(
     s: Float32[Array, "F C"], shift: Float32[Array, "1 C"], visible: Bool[Array, "F C"] | None, *, late_bias: bool
 ) -> tuple[Float32[Array, "F C"], Float32[Array, "1 C"], Float32[Array, "1 C"]]:
-    """One step of the rescaling softmax: weights, the new shift, and the factor of what was summed before.
+    """One step of the rescaling softmax: weights, the new shift, and the factor of what was summed before."""
+    (p,), new_shift, factor = online_pieces([(s, visible)], shift, late_bias=late_bias)
+    return p, new_shift, factor
+
+
+def online_pieces(
+    pieces: Sequence[tuple[Float32[Array, "F C"], Bool[Array, "F C"] | None]],
+    shift: Float32[Array, "1 C"],
+    *,
+    late_bias: bool,
+) -> tuple[list[Float32[Array, "F C"]], Float32[Array, "1 C"], Float32[Array, "1 C"]]:
+    """The same for keys in several pieces, each with its mask; the queries see no other keys in this step.
 
     The shift is the running maximum, rounded up to an integer so that the factor is a power of two: rescaling is exact
     and the result obeys the same bound as one against a static anchor.  BIAS is part of the shift; with `late_bias` it
     is subtracted afterwards instead, at the price of an operation per score: added to a huge maximum it is rounded
     away, and with it the room for any finite value.
     """
-    s = hide(s, visible)
-    largest = jnp.ceil(jnp.max(s, axis=0, keepdims=True))
-    new_shift = jnp.maximum(shift, largest if late_bias else largest + BIAS)
+    hidden = [hide(s, visible) for s, visible in pieces]
+    new_shift = shift
+    for s in hidden:
+        largest = jnp.ceil(jnp.max(s, axis=0, keepdims=True))
+        new_shift = jnp.maximum(new_shift, largest if late_bias else largest + BIAS)
     factor = power_of_two(shift - new_shift)
-    exponent = s - new_shift
-    p = jnp.exp2(exponent - BIAS if late_bias else exponent)
-    return (p if visible is None else jnp.where(visible, p, 0.0)), new_shift, factor
+    weights = []
+    for s, (_, visible) in zip(hidden, pieces, strict=True):
+        exponent = s - new_shift
+        p = jnp.exp2(exponent - BIAS if late_bias else exponent)
+        weights.append(p if visible is None else jnp.where(visible, p, 0.0))
+    return weights, new_shift, factor
 
 
 def finite_values(v: BFloat16[Array, "F E"], is_key: Bool[Array, "F E"] | None) -> BFloat16[Array, "F E"]:

@@ -1,10 +1,13 @@
-"""Block shapes and the VMEM that they take."""
+"""Block shapes: what a configuration says, a table by TPU generation for the rest, and the VMEM that they take."""
 
 from __future__ import annotations
 
 import dataclasses
+from types import MappingProxyType
+from typing import NamedTuple
 
 from flywheel.attention.budget import LANES
+from flywheel.attention.generation import Hardware, hardware
 from flywheel.attention.schedule import EDGE_FRAGMENT, round_up
 
 VMEM_LIMIT = 56 * 2**20
@@ -15,19 +18,22 @@ WHOLE = 1 << 30
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
-    """Block sizes, in tokens; None is chosen from the lengths.
+    """Block sizes, in tokens; None is chosen from the lengths and the generation.
 
     Attributes:
         block_q: queries per block, a multiple of 128.
         block_kv: keys per block, a multiple of 128 (of `fragment`, where that is larger).
         fragment: keys per softmax step inside a block that no mask cuts, a multiple of 128.
-        lookahead: how many steps ahead blocks of q, k and v are fetched, 1 or 2.  2 needs lengths that are whole blocks.
+        lookahead: how many steps ahead blocks of q, k and v are fetched: 1, or 2 where both lengths are whole blocks.
+        generation: the TPU generation to choose for, "v5e", "v6e" or "v7x"; None: the TPU that JAX has.  Any choice
+            runs on any TPU.
     """
 
     block_q: int | None = None
     block_kv: int | None = None
     fragment: int | None = None
     lookahead: int | None = None
+    generation: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,16 +59,32 @@ class Tiling:
     lookahead: int
 
 
-BLOCKS = {False: (4096, 4096), True: (4096, 2048)}
-"""Largest default (block_q, block_kv), by whether head_dim or v_dim exceeds 128.  Long blocks of queries stream through
-every pushed tile of keys, and filling and draining the matrix unit happens once per body; wide heads take half as many
-keys, since larger bodies compile for minutes."""
+class Blocks(NamedTuple):
+    """Largest default sizes, in tokens."""
 
-ONLINE_BLOCKS = (2048, 2048)
+    block_q: int
+    block_kv: int
+    fragment: int
+
+
+TABLE = MappingProxyType(
+    {
+        "v5e": {True: Blocks(2048, 2048, 512), False: Blocks(2048, 2048, 256)},
+        "v6e": {True: Blocks(4096, 2048, 512), False: Blocks(4096, 4096, 512)},
+        "v7x": {True: Blocks(4096, 2048, 512), False: Blocks(4096, 4096, 512)},
+    }
+)
+"""Sizes by generation and by whether head_dim or v_dim exceeds 128.  Long blocks of queries stream through every pushed
+tile of keys, and filling and draining the matrix unit happens once per body; wide heads take half as many keys, since
+larger bodies compile for minutes.  Under a band of at most half a block of queries they take as many keys as queries,
+and no body is larger for it.  The modelled figures behind each entry: docs/reading-a-schedule.md of the source tree."""
+
+ONLINE = Blocks(2048, 2048, EDGE_FRAGMENT)
 """The same for the rescaling softmax, whose bodies take three times as long to compile."""
 
-DEFAULT_FRAGMENT = 512
-MOST_LOOKAHEAD = 2
+_VMEM_SHARE = 7 / 8
+"""Of a core's VMEM: the rest is the compiler's."""
+
 REPLAY_TILE = 512
 """Most keys, and most queries, that a replay treats at once: enough products to hide their latency in a loop."""
 
@@ -70,19 +92,33 @@ ONLINE_WIDTH = 256
 """Queries per product of the rescaling softmax: few enough that a fragment's scores stay in registers between the
 maximum and the weights."""
 
+MOST_LOOKAHEAD = 2
+"""Steps ahead that blocks are fetched where lengths are whole blocks: with 1, a step that is shorter than the copies of
+the next waits for their latency each time (1024 tokens, head_dim 256, v6e: 36.9 % of peak; with 2: 43.4 %)."""
 
-def resolve(config: AttentionConfig, q_len: int, kv_len: int, *, online: bool = False, wide: bool = False) -> Tiling:
+
+def resolve(
+    config: AttentionConfig,
+    q_len: int,
+    kv_len: int,
+    *,
+    online: bool = False,
+    wide: bool = False,
+    band_keys: int | None = None,
+) -> Tiling:
     """Fill in what the configuration leaves open, and refuse what cannot work.
 
-    `online`: for the rescaling softmax; `wide`: head_dim or v_dim exceeds 128.
+    `online`: for the rescaling softmax; `wide`: head_dim or v_dim exceeds 128; `band_keys`: most keys that a row sees,
+    where a band says so.
 
     Raises:
-        ValueError: a size is not on its grid.
+        ValueError: a size is not on its grid, the generation is unknown, or the lengths allow no lookahead.
     """
-    most_q, most_kv = ONLINE_BLOCKS if online else BLOCKS[wide]
-    block_q = config.block_q if config.block_q is not None else min(most_q, round_up(q_len, LANES))
-    block_kv = config.block_kv if config.block_kv is not None else min(most_kv, round_up(kv_len, LANES))
-    fragment = config.fragment if config.fragment is not None else EDGE_FRAGMENT if online else DEFAULT_FRAGMENT
+    core = hardware(config.generation)
+    most = default_blocks(core, online=online, wide=wide, band_keys=band_keys)
+    block_q = config.block_q if config.block_q is not None else min(most.block_q, round_up(q_len, LANES))
+    block_kv = config.block_kv if config.block_kv is not None else min(most.block_kv, round_up(kv_len, LANES))
+    fragment = config.fragment if config.fragment is not None else most.fragment
     for name, size in (("block_q", block_q), ("block_kv", block_kv), ("fragment", fragment)):
         _on_grid(f"config.{name}", size)
     if config.fragment is not None and config.block_kv is not None and block_kv % fragment:
@@ -91,22 +127,49 @@ def resolve(config: AttentionConfig, q_len: int, kv_len: int, *, online: bool = 
             f"got block_kv = {block_kv} and fragment = {fragment}"
         )
         raise ValueError(message)
-    width = ONLINE_WIDTH if online else WHOLE
-    lookahead = _lookahead(config.lookahead, whole=q_len % block_q == 0 and kv_len % block_kv == 0)
-    return Tiling(block_q, block_kv, fragment, width, _divisor(block_kv), _divisor(block_q), lookahead)
+    whole = q_len % block_q == 0 and kv_len % block_kv == 0
+    lookahead = config.lookahead
+    if lookahead is None:
+        # Cores that share a call take steps side by side, and what is fetched ahead goes from step to step.
+        lookahead = MOST_LOOKAHEAD if whole and core.cores == 1 else 1
+    if type(lookahead) is not int or lookahead not in (1, MOST_LOOKAHEAD):
+        message = f"config.lookahead must be 1 or {MOST_LOOKAHEAD}, got {lookahead!r}"
+        raise ValueError(message)
+    if lookahead > 1 and not whole:
+        message = (
+            f"config.lookahead must be 1 unless q_len and kv_len are whole blocks, got {lookahead}: "
+            f"{q_len} queries in blocks of {block_q} and {kv_len} keys in blocks of {block_kv}"
+        )
+        raise ValueError(message)
+    return _tiling(Blocks(block_q, block_kv, fragment), ONLINE_WIDTH if online else WHOLE, lookahead)
 
 
-def _lookahead(asked: int | None, *, whole: bool) -> int:
-    """How far ahead blocks are fetched: as far as can be, unless the configuration says otherwise."""
-    if asked is None:
-        return MOST_LOOKAHEAD if whole else 1
-    if isinstance(asked, bool) or asked not in range(1, MOST_LOOKAHEAD + 1):
-        message = f"config.lookahead must be 1 or {MOST_LOOKAHEAD}, got {asked!r}"
-        raise ValueError(message)
-    if asked > 1 and not whole:
-        message = f"config.lookahead must be 1 unless q_len and kv_len are whole blocks, got {asked}"
-        raise ValueError(message)
-    return asked
+def default_blocks(core: Hardware, *, online: bool, wide: bool, band_keys: int | None) -> Blocks:
+    """Largest sizes that are chosen for a call."""
+    if online:
+        return ONLINE
+    sizes = blocks_without_table(core, wide=wide) if core.name is None else TABLE[core.name][wide]
+    if band_keys is not None and 2 * band_keys <= sizes.block_q:
+        return sizes._replace(block_kv=max(sizes.block_kv, sizes.block_q))
+    return sizes
+
+
+def blocks_without_table(core: Hardware, *, wide: bool) -> Blocks:
+    """Sizes for a generation that the table does not have.
+
+    In terms of the matrix unit they are those of the v6e: queries and keys in the same proportion to its width, so that
+    filling and draining cost the same share and a body has as many products.  Queries are halved until all of it fits.
+    """
+    width = 2 * LANES if wide else LANES
+    sizes = Blocks(16 * core.mxu_width, 2048 * core.mxu_width // width, 2 * core.mxu_width)
+    limit = min(VMEM_LIMIT, int(_VMEM_SHARE * core.vmem_bytes))
+    while sizes.block_q > LANES and vmem_bytes(_tiling(sizes, WHOLE, MOST_LOOKAHEAD), 2 * LANES, 2 * LANES) > limit:
+        sizes = sizes._replace(block_q=sizes.block_q // 2)
+    return sizes
+
+
+def _tiling(sizes: Blocks, width: int, lookahead: int) -> Tiling:
+    return Tiling(*sizes, width, _divisor(sizes.block_kv), _divisor(sizes.block_q), lookahead)
 
 
 def _divisor(block: int) -> int:
@@ -121,10 +184,10 @@ def _on_grid(name: str, value: int) -> None:
 
 
 def vmem_bytes(tiling: Tiling, head_dim: int, v_dim: int) -> int:
-    """VMEM of one call: BF16 blocks, one more of each than are fetched ahead, FP32 state, marks, and the replay's staging buffers."""
+    """VMEM of one call: BF16 blocks, FP32 state, marks, and the replay's staging buffers."""
     qk, value = max(head_dim, LANES), max(v_dim, LANES)
     fetched = (tiling.lookahead + 1) * (tiling.block_q * qk + tiling.block_kv * (qk + value))
     blocks = 2 * (fetched + 2 * tiling.block_q * value)
     state = 4 * tiling.block_q * (2 * v_dim + 4 * 8)
-    staging = 2 * tiling.replay_keys * (qk + value)
+    staging = 2 * tiling.replay_keys * (2 * qk + 3 * value)
     return blocks + state + staging

@@ -10,7 +10,7 @@ import numpy as np
 import z3
 
 from flywheel.attention import schedule as schedule_module
-from flywheel.attention.schedule import LANE_GRID, ROW_GRID, Band, BlockKind, Schedule
+from flywheel.attention.schedule import LANE_GRID, ROW_GRID, Band, BlockKind, Fragment, Schedule
 from proofs.lemma import Assumption, Method, lemma, require
 from proofs.smt import Path, Symbol, expression, paths, require_always
 
@@ -23,7 +23,7 @@ _BLOCKS = ((128, 256, 128), (256, 128, 128), (384, 512, 256))
 
 
 @lemma(
-    statement="every visible (query, key) pair is computed exactly once, under a mask unless its whole strip is "
+    statement="every visible (query, key) pair is computed exactly once, under a mask unless its whole piece is "
     "visible; "
     "what the schedule skips is invisible",
     rests_on=(),
@@ -34,22 +34,24 @@ def tile_skipping() -> str:
     """On the index maps that the kernel is unrolled from.
 
     Exhaustive: for every combination of lengths, bands and block sizes of a grid around the edges of tiles, each pair
-    (query, key) is looked up in `Schedule.visited`, `kind` and `fragments`.  A visible pair lies in exactly one
-    fragment of a visited block and among the queries of that fragment; pairs computed without a mask are all visible;
+    (query, key) is looked up in `Schedule.visited`, `kind`, `fragments` and `pieces`.  A visible pair lies in exactly
+    one fragment of a visited block and among the queries of that fragment, in a piece that is computed; pairs computed
+    without a mask are all visible;
     and the mask of a block (`BlockKind.sees`) is what the band says.
 
-    In general: `Schedule.visited`, `kind` and the ranges of queries of a fragment are run on symbols, once for each way
-    in which their comparisons can come out, and an SMT solver shows for lengths, bands, blocks and positions of any
-    size that every visible key lies in a visited block, that a block without a kind has no visible pair, that a kind
-    sees what the band sees, that queries outside [first, stop) see no key of the fragment, that queries in
-    [clear_first, clear_stop) see all of them, and that a query before `adopting` that sees one of them sees the key
-    before the fragment too, so that it has an anchor.
+    In general: `Schedule.visited`, `kind`, `BlockKind.within`, which masks the pieces of a fragment, and the ranges
+    of queries of a fragment are run on symbols, once for each way in which their comparisons can come out, and an SMT
+    solver shows for lengths, bands, blocks and positions of any size that every visible key lies in a visited block,
+    that a block without a kind has no visible pair, that a kind sees what the band sees, that what a part of a block
+    sees within it is what the block sees there, and nothing where it says so, that queries outside [first, stop) see
+    no key of the fragment, that queries in [clear_first, clear_stop) see all of them, and that a query before
+    `adopting` that sees one of them sees the key before the fragment too, so that it has an anchor.
     """
     schedules = pairs = 0
     for schedule in _schedules():
         pairs += _covered(schedule)
         schedules += 1
-    ways = _visits_are_complete() + _kinds_are_right() + _fragments_are_right()
+    ways = _visits_are_complete() + _kinds_are_right() + _masks_are_right() + _fragments_are_right()
     return f"{schedules} schedules with {pairs} pairs; {ways} paths through the code, for integers of any size"
 
 
@@ -71,10 +73,12 @@ def _covered(schedule: Schedule) -> int:
             if kind is None:
                 continue
             row0, column0 = i * schedule.block_q, j * schedule.block_kv
-            for part in schedule.fragments(kind):
-                keys = slice(column0 + part.start, column0 + part.start + part.size)
-                computed[row0 + part.first : row0 + part.stop, keys] += 1
-                bare[row0 + part.clear_first : row0 + part.clear_stop, keys] = True
+            for part, first in itertools.chain.from_iterable(map(_strips, schedule.fragments(kind))):
+                for piece in schedule.pieces(kind, part, first, LANE_GRID):
+                    start = column0 + part.start + piece.start
+                    pairs = np.s_[row0 + first : row0 + first + LANE_GRID, start : start + piece.size]
+                    computed[pairs] += not piece.hidden
+                    bare[pairs] = piece.clear
             block = np.s_[row0 : row0 + schedule.block_q, column0 : column0 + schedule.block_kv]
             masked[block] = _seen(kind, schedule.block_q, schedule.block_kv)
     visible = _visible(schedule, rows, columns)
@@ -84,6 +88,12 @@ def _covered(schedule: Schedule) -> int:
     require(bool((visible | ~bare).all()), f"{schedule}: an invisible pair is computed without a mask")
     require(bool((masked == visible)[computed > 0].all()), f"{schedule}: a mask is not what the band says")
     return int((visible & inside).sum())
+
+
+def _strips(part: Fragment) -> Iterator[tuple[Fragment, int]]:
+    """A fragment with the first query of each strip of its queries."""
+    for first in range(part.first, part.stop, LANE_GRID):
+        yield part, first
 
 
 def _seen(kind: BlockKind, rows: int, columns: int) -> np.ndarray:
@@ -179,6 +189,31 @@ def _kinds_are_right() -> int:
                 low, high = (expression(bound) for bound in kind.band)
                 seen = z3.And(c < expression(kind.keys), _sees(low, high, r, c))
                 require_always(seen == visible, "a kind does not see what the band sees", given=where)
+            count += 1
+    return count
+
+
+def _masks_are_right() -> int:
+    """`within`, which says of the pieces of a fragment which masks they need."""
+    count = 0
+    total, key, keys, first, queries, r, c = z3.Ints("total key keys first queries r c")
+    given = [total > 0, key >= 0, keys > 0, first >= 0, queries > 0]
+    inside = z3.And(r >= 0, r < queries, c >= 0, c < keys)
+    for lower, upper in _bands():
+        visible = z3.And(key + c < total, _sees(lower, upper, first + r, key + c))
+
+        def run(path: Path, lower: Any = lower, upper: Any = upper) -> BlockKind | None:  # noqa: ANN401
+            of_block, *where = _symbols(path, total, key, keys, first, queries)
+            return BlockKind(Band(*_symbols(path, lower, upper)), of_block).within(*where)
+
+        for condition, mask in paths(given, run):
+            where = z3.And(*condition, inside)
+            if mask is None:
+                require_always(z3.Not(visible), "a part that is left out holds a visible pair", given=where)
+            else:
+                low, high = (expression(bound) for bound in mask.band)
+                seen = z3.And(c < expression(mask.keys), _sees(low, high, r, c))
+                require_always(seen == visible, "a mask is not what the block sees", given=where)
             count += 1
     return count
 

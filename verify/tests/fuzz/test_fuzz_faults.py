@@ -66,8 +66,8 @@ FAULTS = (
         (
             Change(
                 "attention/block.py",
-                "    if pending is not None:\n        block.drain(pending)\n    elif",
-                "    if",
+                "    if pending is not None:\n        block.drain(pending)\n    else:\n",
+                "    if pending is None:\n",
             ),
         ),
     ),
@@ -188,8 +188,8 @@ FAULTS = (
         (
             Change(
                 "gdn/edges.py",
-                "pl.ds(HISTORY + stop - before + n, 1)",
-                "pl.ds(HISTORY + stop - before + n - 1, 1)",
+                "pl.ds(HISTORY + stop - before, before)",
+                "pl.ds(HISTORY + stop - before - 1, before)",
             ),
         ),
     ),
@@ -206,9 +206,10 @@ FAULTS = (
                 "gdn/inverse.py",
                 "    for part in added:\n",
                 "    for _ in range(4):\n"
-                "        power = product(left_operand(power, precision), power)\n"
+                "        of_power = parts(power, precision)\n"
+                "        power = product(of_power, of_power)\n"
                 "        yield\n"
-                "        x = x + product(left_operand(x, precision), power)\n"
+                "        x = x + product(parts(x, precision), parts(power, precision))\n"
                 "    for part in ():\n",
             ),
         ),

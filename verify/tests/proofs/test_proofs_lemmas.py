@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 _FRAGMENT, _KIND, _VISITED = schedule.Schedule._fragment, schedule.Schedule.kind, schedule.Schedule.visited
+_PIECES, _WITHIN = schedule.Schedule.pieces, schedule.BlockKind.within
 _THROUGH, _ADVANCE = gdn_contract._Carried.through, gdn_contract._Carried.advance
 BY_NAME = {lemma.name: lemma for lemma in catalogue.LEMMAS}
 
@@ -235,9 +236,20 @@ def _edge_skipped(self: schedule.Schedule, i: int, j: int) -> schedule.BlockKind
     return None if upper is not None and upper + self.block_q - 1 <= 0 else _KIND(self, i, j)
 
 
+def _bare_piece(
+    self: schedule.Schedule, kind: schedule.BlockKind, fragment: schedule.Fragment, first: int, queries: int
+) -> tuple[schedule.Piece, ...]:
+    bare = schedule.BlockKind(schedule.Band(None, None), schedule.LANE_GRID)
+    return tuple(
+        piece if piece.hidden else piece._replace(mask=bare._replace(keys=piece.size))
+        for piece in _PIECES(self, kind, fragment, first, queries)
+    )
+
+
 @pytest.mark.parametrize(
     ("method", "broken", "symbolic"),
     [
+        ("pieces", _bare_piece, False),
         ("_fragment", _one_query_too_few, True),
         ("_fragment", _one_query_too_few, False),
         ("_fragment", _mask_left_out, True),
@@ -258,7 +270,23 @@ def test_faulty_schedule_is_refuted(
     else:
         monkeypatch.setattr(tiles, "_visits_are_complete", int)
         monkeypatch.setattr(tiles, "_kinds_are_right", int)
+        monkeypatch.setattr(tiles, "_masks_are_right", int)
         monkeypatch.setattr(tiles, "_fragments_are_right", int)
+    assert not examine(BY_NAME["tile_skipping"]).holds
+
+
+def _last_bound_dropped(
+    self: schedule.BlockKind, key: int, keys: int, first: int, queries: int
+) -> schedule.BlockKind | None:
+    found = _WITHIN(self, key, keys, first, queries)
+    return found if found is None else found._replace(band=schedule.Band(found.band.lower, None))
+
+
+def test_faulty_masks_are_refuted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks of pieces that lose a bound are refuted by the solver alone, where blocks and fragments are right."""
+    monkeypatch.setattr(schedule.BlockKind, "within", _last_bound_dropped)
+    monkeypatch.setattr(tiles, "_schedules", tuple)
+    monkeypatch.setattr(tiles, "_kinds_are_right", int)
     assert not examine(BY_NAME["tile_skipping"]).holds
 
 

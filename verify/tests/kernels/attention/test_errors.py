@@ -168,9 +168,18 @@ def test_refusal(changes: dict[str, Any], options: dict[str, Any], kind: type[Ex
             "config.block_kv must be a multiple of config.fragment, got block_kv = 384 and fragment = 256",
         ),
         ({"block_q": 2**16, "block_kv": 2**16}, "config needs "),
+        ({"generation": "v3"}, "config.generation must be None or one of ('v5e', 'v6e', 'v7x'), got 'v3'"),
+        ({"generation": 6}, "config.generation must be None or one of ('v5e', 'v6e', 'v7x'), got 6"),
+        ({"lookahead": 3}, "config.lookahead must be 1 or 2, got 3"),
+        ({"lookahead": True}, "config.lookahead must be 1 or 2, got True"),
+        ({"lookahead": 2.0}, "config.lookahead must be 1 or 2, got 2.0"),
+        (
+            {"block_q": 768, "lookahead": 2},
+            "got 2: 1024 queries in blocks of 768 and 1024 keys in blocks of 1024",
+        ),
     ],
 )
-def test_config_refusal(config: dict[str, int], text: str) -> None:
+def test_config_refusal(config: dict[str, Any], text: str) -> None:
     """Block sizes off their grid, that do not fit together, or that do not fit in VMEM."""
     big = dict.fromkeys(GOOD, (1, 4, 1024, 64))
     with pytest.raises(ValueError, match=re.escape(text)):

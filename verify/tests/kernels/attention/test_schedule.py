@@ -92,6 +92,13 @@ def test_steps_cover_every_visible_pair_once() -> None:
                 assert (by_kind(s, body.kind) == truth).all(), (s, i, j)
 
 
+def test_a_step_says_whether_its_keys_are_others() -> None:
+    """A step is `moved` unless the step before, or before a head's first step its last, read the same key block."""
+    for s in SMALL:
+        blocks = [step.j for step in s.steps]
+        assert [step.moved for step in s.steps] == [j != blocks[n - 1] for n, j in enumerate(blocks)], s
+
+
 def test_fragments_cover_what_is_visible() -> None:
     """Keys and queries that a body leaves out see nothing of each other; pairs without a mask all see each other."""
     for s in SMALL:
@@ -124,16 +131,19 @@ def test_queries_seek_their_anchor_where_they_see_their_first_key() -> None:
 
 
 def test_queries_are_finished_once_and_after_their_last_key() -> None:
-    """In a last block every query is finished exactly once, and no fragment that comes later concerns it."""
+    """Every query of a block is finished exactly once, and nothing that comes later concerns it."""
     for s in SMALL:
-        for body in s.bodies:
-            fragments, done = s.fragments(body.kind), s.finished(body.kind)
+        for _, steps in itertools.groupby(s.steps, key=lambda step: step.i):
             times = np.zeros(s.block_q, int)
-            for n, (first, stop) in enumerate(done):
-                times[first:stop] += 1
-                for later in fragments[n + 1 :]:
-                    assert later.first >= stop or first == stop, (s, body, n)
-            assert (times == 1).all(), (s, body)
+            for body in (s.bodies[step.body] for step in steps):
+                fragments = s.fragments(body.kind)
+                done = s.finished(body)
+                for n, fragment in enumerate(fragments):
+                    assert not times[fragment.first : fragment.stop].any(), (s, body, n)
+                    times[slice(*done[n])] += 1
+                if not fragments:
+                    times[slice(*done[0])] += 1
+            assert (times == 1).all(), s
 
 
 def test_rows_without_keys_are_announced() -> None:
@@ -146,20 +156,49 @@ def test_rows_without_keys_are_announced() -> None:
             assert visible[some, 0].all(), s
 
 
-def test_alone_means_one_step_that_reaches_every_query() -> None:
-    """A schedule is single only if each query block has one step whose first fragment concerns all of its queries."""
+def test_bodies_that_start_sums_reach_every_query_first() -> None:
+    """If any body starts sums, every query block begins with such a one, whose first fragment has all queries."""
+    some = 0
     for s in SMALL:
-        if s.single:
-            assert len(s.steps) == s.q_blocks, s
-            firsts = [s.fragments(body.kind)[0] for body in s.bodies]
-            assert all((f.first, f.stop) == (0, s.block_q) for f in firsts), s
+        for step in s.steps:
+            body = s.bodies[step.body]
+            assert (body in s.opening) == (step.first and bool(s.opening)), (s, step)
+            if body in s.opening:
+                assert (s.fragments(body.kind)[0].first, s.fragments(body.kind)[0].stop) == (0, s.block_q), (s, body)
+                some += step.last is False
+    assert some, "no schedule of several steps starts its sums"
+
+
+def test_pieces_hide_what_is_invisible_and_nothing_else() -> None:
+    """A fragment's pieces are its keys in order, and their masks say of each pair what the definition says."""
+    for s in SMALL[::3]:
+        for body in s.bodies:
+            visible = by_kind(s, body.kind)
+            for fragment in s.fragments(body.kind):
+                for first in range(fragment.first, fragment.stop, LANE_GRID):
+                    pieces = s.pieces(body.kind, fragment, first, LANE_GRID)
+                    ends = [piece.start + piece.size for piece in pieces]
+                    assert [0, *ends] == [*(piece.start for piece in pieces), fragment.size], (s, fragment)
+                    for piece in pieces:
+                        keys = slice(fragment.start + piece.start, fragment.start + piece.start + piece.size)
+                        truth = visible[first : first + LANE_GRID, keys]
+                        assert piece.hidden == (not truth.any()), (s, fragment, piece)
+                        assert piece.clear == (truth.all() and truth.shape[1] == piece.size), (s, fragment, piece)
+                        if piece.mask is not None:
+                            rows, columns = np.ogrid[: truth.shape[0], : truth.shape[1]]
+                            seen_here = columns < piece.mask.keys
+                            if piece.mask.band.lower is not None:
+                                seen_here = seen_here & (columns >= rows + piece.mask.band.lower)
+                            if piece.mask.band.upper is not None:
+                                seen_here = seen_here & (columns <= rows + piece.mask.band.upper)
+                            assert (seen_here == truth).all(), (s, fragment, piece)
 
 
 def test_packed_steps_are_what_the_kernel_reads() -> None:
     """Every field of every step survives packing into one word, the largest values included."""
     for s in [*SMALL[::17], Schedule(4095 * 128, 4095 * 128, Band(-128, 0), 128, 128, 128)]:
         words = kernel.pack(s.steps)
-        for name in ("i", "j", "body", "first", "last"):
+        for name in ("i", "j", "body", "moved", "first", "last"):
             got = np.asarray(kernel.unpack_field(words, name))
             assert (got == [getattr(step, name) for step in s.steps]).all(), name
 
