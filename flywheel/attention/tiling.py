@@ -69,7 +69,7 @@ class Blocks(NamedTuple):
 
 TABLE = MappingProxyType(
     {
-        "v5e": {True: Blocks(2048, 2048, 512), False: Blocks(2048, 2048, 256)},
+        "v5e": {True: Blocks(4096, 2048, 512), False: Blocks(4096, 4096, 256)},
         "v6e": {True: Blocks(4096, 2048, 512), False: Blocks(4096, 4096, 512)},
         "v7x": {True: Blocks(4096, 2048, 512), False: Blocks(4096, 4096, 512)},
     }
@@ -157,11 +157,10 @@ def default_blocks(core: Hardware, *, online: bool, wide: bool, band_keys: int |
 def blocks_without_table(core: Hardware, *, wide: bool) -> Blocks:
     """Sizes for a generation that the table does not have.
 
-    In terms of the matrix unit they are those of the v6e: queries and keys in the same proportion to its width, so that
-    filling and draining cost the same share and a body has as many products.  Queries are halved until all of it fits.
+    Queries and keys as in the table, whose generations agree on them; fragments of two widths of the matrix unit; and
+    queries are halved until all of it fits into VMEM.
     """
-    width = 2 * LANES if wide else LANES
-    sizes = Blocks(16 * core.mxu_width, 2048 * core.mxu_width // width, 2 * core.mxu_width)
+    sizes = Blocks(4096, 2048 if wide else 4096, 2 * core.mxu_width)
     limit = min(VMEM_LIMIT, int(_VMEM_SHARE * core.vmem_bytes))
     while sizes.block_q > LANES and vmem_bytes(_tiling(sizes, WHOLE, MOST_LOOKAHEAD), 2 * LANES, 2 * LANES) > limit:
         sizes = sizes._replace(block_q=sizes.block_q // 2)
