@@ -100,7 +100,8 @@ def call(case: AttentionCase) -> tuple[Any, Any]:
 
     options: dict[str, Any] = dict.fromkeys(case.options, True) | dict(case.more)
     if case.config:
-        options["config"] = flywheel.AttentionConfig(**dict(case.config))
+        sizes: dict[str, Any] = dict(case.config)
+        options["config"] = flywheel.AttentionConfig(**sizes)
     query = jax.ShapeDtypeStruct((1, case.heads, case.q_len, case.head_dim), jnp.bfloat16)
     key = jax.ShapeDtypeStruct((1, case.kv_heads, case.kv_len, case.head_dim), jnp.bfloat16)
     value = jax.ShapeDtypeStruct((1, case.kv_heads, case.kv_len, case.v_dim or case.head_dim), jnp.bfloat16)
