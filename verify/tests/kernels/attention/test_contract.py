@@ -112,7 +112,15 @@ def test_every_length_to_300() -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [(0, 0, 0), (256, 256, 128), (256, 256, 256), (512, 512, 256), (128, 512, 256), (512, 128, 128)]
+    "config",
+    [
+        (0, 0, 0),
+        (256, 256, 128),
+        (512, 512, 256),
+        (128, 512, 256),
+        pytest.param((256, 256, 256), marks=pytest.mark.deep),
+        pytest.param((512, 128, 128), marks=pytest.mark.deep),
+    ],
 )
 @pytest.mark.parametrize("name", ["jump-2000-nats-middle", "v-2^60-jump-60-nats", "nan-in-v-middle"])
 def test_block_sizes(name: str, config: tuple[int, int, int]) -> None:
