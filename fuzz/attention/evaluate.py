@@ -18,11 +18,10 @@ from fuzz.outcome import severity, shares
 from verify.attention import oracle_float64
 from verify.attention.adversarial import FLYWHEEL_LIMIT
 from verify.attention.examine import Examined, record_of
-from verify.attention.judge import judge
 from verify.attention.problem import AttentionProblem, widen
 from verify.attention.subjects import SubjectResult
 from verify.backend import device_model
-from verify.subjects.judging import REFUSALS, bound_of, promised_rows
+from verify.subjects.judging import REFUSALS, bound_of, promised_rows, verdict_on
 from verify.subjects.registry import is_ours, load
 from verify.verdict import Judgement, Verdict
 
@@ -135,20 +134,8 @@ def judged(
     trial: Trial, problem: AttentionProblem, result: SubjectResult, bound: ContractBound, reference: Reference
 ) -> Answer:
     """The judge's verdict on a result."""
-    promised = promised_rows(trial.subject, problem)
-    left_out = None if promised.all() else ~promised
-    try:
-        judgement = judge(
-            problem,
-            result.out,
-            result.lse,
-            bound,
-            reference=reference,
-            left_out=left_out,
-            got_max_logit=result.max_logit,
-        )
-    except TypeError as error:
-        judgement = Judgement(Verdict.FAIL, str(error))
+    left_out = ~promised_rows(trial.subject, problem)
+    judgement = verdict_on(problem, result, bound, reference, left_out)
     return Answer(result, judgement, reference)
 
 

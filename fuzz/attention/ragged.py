@@ -216,6 +216,13 @@ def evaluate_schedule(case: Case, *, subject: RaggedSubject, name: str, reproduc
     def results(found: tuple[np.ndarray, np.ndarray | None]) -> dict[str, np.ndarray]:
         return {name: x for name, x in zip(("out", "lse"), found, strict=True) if x is not None}
 
-    record = evaluate(case, subject=subject, name=name, reproduce=reproduce)
-    again = functools.partial(simulate, given, schedule.SCHEDULE)
-    return schedule.judged_again(record, case, lambda: results(subject.call(given)), lambda: results(again()))
+    def again(given: RaggedProblem) -> tuple[np.ndarray, np.ndarray | None]:
+        return simulate(given, schedule.SCHEDULE)
+
+    return schedule.judged_again(
+        evaluate(case, subject=subject, name=name, reproduce=reproduce),
+        case,
+        lambda: results(subject.call(given)),
+        lambda: results(again(given)),
+        lambda: evaluate(case, subject=dataclasses.replace(subject, call=again), name=name, reproduce=reproduce),
+    )

@@ -4,7 +4,8 @@ The kernels for packed sequences and for layers copy by hand, with buffers that 
 any kernel what `evaluate` asks of the dense one.
 
 A simulated run that differs from the judged one is compared with a simulated run under the plainest schedule: the two
-interpreters compile a kernel apart and may add in another order, which is no schedule's doing.
+interpreters compile a kernel apart and may add in another order, which is no schedule's doing.  It then has to keep the
+contract on its own.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 import verify.attention.subjects as interpreters
 from fuzz.attention.compare import different_words, same_bits
-from fuzz.attention.evaluate import Answer, Trial, attempt, contract
+from fuzz.attention.evaluate import Answer, Trial, attempt, contract, judged
 from verify.verdict import Judgement, Verdict
 
 if TYPE_CHECKING:
@@ -60,34 +61,40 @@ def simulated[T](params: pltpu.InterpretParams, run: Callable[[], T]) -> T:
 
 
 def judged_again(
-    record: dict[str, Any] | None, case: Case, run: Callable[[], Arrays], again: Callable[[], Arrays]
+    record: dict[str, Any] | None,
+    case: Case,
+    run: Callable[[], Arrays],
+    again: Callable[[], Arrays],
+    judge: Callable[[], dict[str, Any] | None],
 ) -> dict[str, Any] | None:
-    """A record of a case that passed, failed if a simulated run races or differs in a bit.
+    """A record of a case that passed, failed if a simulated run races, depends on the schedule, or is wrong itself.
 
     Args:
         record: of the case without a schedule; None, or of a failure, comes back as it is.
         case: what to simulate.
         run: results by name as they were judged.
         again: the same in the interpreter that is called `SCHEDULE`.
+        judge: the record of what that interpreter gives.
     """
     if record is None or record["root"] is not None:
         return record
     first = run()
     try:
         second = simulated(schedule_of(case), again)
+        if races():
+            return record | {"verdict": Verdict.FAIL.value, "reason": RACED, "root": "race"}
+        if _moved(first, second) is None:
+            return record
+        moved = _moved(simulated(PLAINEST, again), second)
     except Exception as error:  # noqa: BLE001  whatever a kernel raises is its result
         pltpu.reset_tpu_interpret_mode_state()
         reason = f"nothing came back from the simulated run: {type(error).__name__}: {str(error)[:300]}"
         return record | {"verdict": Verdict.FAIL.value, "reason": reason, "root": f"raised-{type(error).__name__}"}
-    if races():
-        return record | {"verdict": Verdict.FAIL.value, "reason": RACED, "root": "race"}
-    if _moved(first, second) is None:
-        return record
-    moved = _moved(simulated(PLAINEST, again), second)
-    if moved is None:
-        return record
-    name, reason = moved
-    return record | {"verdict": Verdict.FAIL.value, "reason": reason, "root": f"{SCHEDULE}-{name}"}
+    if moved is not None:
+        name, reason = moved
+        return record | {"verdict": Verdict.FAIL.value, "reason": reason, "root": f"{SCHEDULE}-{name}"}
+    own = simulated(schedule_of(case), judge)
+    return record if own is None or own["root"] is None else own | {"root": f"simulated-{own['root']}"}
 
 
 def _moved(first: Arrays, second: Arrays) -> tuple[str, str] | None:
@@ -105,16 +112,17 @@ def _question(trial: Trial) -> Answer:
 
     answer = contract(trial)
     second = simulated(schedule_of(trial.case), again)
-    raced = races()
-    differs = same_bits(answer.result, second, UNCHANGED)
-    if differs is not None and not raced:
-        differs = same_bits(simulated(PLAINEST, again), second, UNCHANGED)
-    if raced:
+    if races():
         return dataclasses.replace(answer, judgement=Judgement(Verdict.FAIL, RACED), place="race")
+    if same_bits(answer.result, second, UNCHANGED) is None:
+        return answer
+    differs = same_bits(simulated(PLAINEST, again), second, UNCHANGED)
     if differs is not None:
         failed = Judgement(Verdict.FAIL, differs, answer.judgement.measures)
         return dataclasses.replace(answer, judgement=failed, place=SCHEDULE)
-    return answer
+    assert answer.reference is not None  # noqa: S101  the contract has been asked
+    own = judged(trial, trial.problem, second, trial.bound(trial.problem, answer.reference), answer.reference)
+    return answer if own.judgement.verdict is not Verdict.FAIL else dataclasses.replace(own, place="simulated")
 
 
 def races() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fuzz.gdn.subjects import LayerSubject
     from verify.gdn.judge import GdnResult
     from verify.gdn.problem import GdnProblem
+    from verify.subjects.gdn import GdnSubject
 
 
 def evaluate(case: Case, *, subject: LayerSubject, name: str, reproduce: str) -> dict[str, Any] | None:
@@ -57,17 +59,24 @@ def evaluate_schedule(case: Case, *, subject: LayerSubject, name: str, reproduce
     if simulate is None:
         return None
     problem, precision = case.problem, _precision(case)
-    record = evaluate(case, subject=subject, name=name, reproduce=reproduce)
+    kernel = subject.in_precision(precision)
+    again = dataclasses.replace(kernel, call=lambda given: simulate(given, precision, SCHEDULE))
 
     def results(found: GdnResult) -> dict[str, np.ndarray]:
         arrays = {"out": found.out, "state": found.state, "conv_state": found.conv_state}
         return {part: x for part, x in arrays.items() if x is not None}
 
+    def judge(kernel: GdnSubject) -> dict[str, Any] | None:
+        return evaluate(
+            case, subject=dataclasses.replace(subject, in_precision=lambda _: kernel), name=name, reproduce=reproduce
+        )
+
     return judged_again(
-        record,
+        judge(kernel),
         case,
-        lambda: results(subject.in_precision(precision).call(problem)),
-        lambda: results(simulate(problem, precision, SCHEDULE)),
+        lambda: results(kernel.call(problem)),
+        lambda: results(again.call(problem)),
+        lambda: judge(again),
     )
 
 

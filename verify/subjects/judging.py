@@ -101,8 +101,22 @@ def judge_subject(  # noqa: PLR0911  one per verdict that needs no run
         return _judged_gradients(subject, problem, d_out, result, left_out, model, power=power)
     reference = oracle_float64.attention(problem)
     bound = bound_of(subject, problem, reference, model)
+    judgement = verdict_on(problem, result, bound, reference, left_out, power=power)
+    return JudgedSubject(subject, problem, result, judgement, reference)
+
+
+def verdict_on(
+    problem: AttentionProblem,
+    result: SubjectResult,
+    bound: ContractBound,
+    reference: Reference,
+    left_out: np.ndarray,
+    *,
+    power: bool = False,
+) -> Judgement:
+    """The judge's verdict on all that a kernel returned; `left_out` are rows for which it promises nothing."""
     try:
-        judgement = judge(
+        return judge(
             problem,
             result.out,
             result.lse,
@@ -113,8 +127,7 @@ def judge_subject(  # noqa: PLR0911  one per verdict that needs no run
             power=power,
         )
     except TypeError as error:
-        judgement = Judgement(Verdict.FAIL, str(error))
-    return JudgedSubject(subject, problem, result, judgement, reference)
+        return Judgement(Verdict.FAIL, str(error))
 
 
 def judge_open_case(subject: Subject, case: OpenCase, *, interpret: str = "fast", power: bool = False) -> JudgedSubject:

@@ -21,11 +21,15 @@ from fuzz.hunts import Hunt
 from fuzz.hunts import hunts as every
 from verify.attention import oracle_float64
 from verify.attention.cases import AttentionCase
-from verify.attention.subjects import INTERPRET
+from verify.attention.subjects import INTERPRET, SubjectResult
 from verify.gdn.judge import GdnResult
 from verify.subjects.gdn import GdnSubject
+from verify.subjects.registry import load
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from verify.attention.problem import AttentionProblem
     from verify.attention.ragged import RaggedProblem
     from verify.gdn.problem import GdnProblem
 
@@ -151,13 +155,18 @@ def test_a_mode_that_moves_bits_is_found() -> None:
 def test_a_schedule_that_changes_a_bit_is_found() -> None:
     """Packed sequences whose bits depend on the schedule fail, and what raises; one that agrees passes.
 
-    So does one whose simulated runs agree among themselves: interpreters may add in another order.
+    So does one whose simulated runs agree among themselves, as interpreters may add in another order; but not if they
+    agree on what breaks the contract.
     """
 
     def other(problem: RaggedProblem, interpreter: str) -> tuple[np.ndarray, np.ndarray | None]:
         out, lse = float64_packed(problem, interpreter)
         out.view(np.uint16)[0, 0, 0] ^= 1
         return out, lse
+
+    def wrong(problem: RaggedProblem, interpreter: str) -> tuple[np.ndarray, np.ndarray | None]:
+        out, lse = float64_packed(problem, interpreter)
+        return (2.0 * out.astype(np.float32)).astype(out.dtype), lse
 
     def poisoned(problem: RaggedProblem, interpreter: str) -> tuple[np.ndarray, np.ndarray | None]:
         asked = INTERPRET[interpreter]
@@ -170,9 +179,42 @@ def test_a_schedule_that_changes_a_bit_is_found() -> None:
     schedule: dict[str, str | int] = {"dma": "eager", "memory": "nan", "seed": 0}
     roots = [
         packed_root(ragged.RaggedSubject("x", float64_packed, simulate=simulate), "packed-schedule", **schedule)
-        for simulate in (float64_packed, other, poisoned, raising)
+        for simulate in (float64_packed, other, poisoned, raising, wrong)
     ]
-    assert roots == [None, None, "schedule-out", "raised-OverflowError"]
+    assert roots[:4] == [None, None, "schedule-out", "raised-OverflowError"]
+    assert str(roots[4]).startswith("simulated-out-beyond")
+
+
+def test_a_dense_schedule_is_judged_likewise() -> None:
+    """The dense hunt allows another order of sums, but no bits that follow the schedule and no fault in all runs."""
+
+    def root(interpreted: Callable[[np.ndarray, pltpu.InterpretParams], np.ndarray]) -> str | None:
+        def call(problem: AttentionProblem, *, interpret: str) -> SubjectResult:
+            found = oracle_float64.attention(problem)
+            out, params = found.out.astype(problem.q.dtype), INTERPRET[interpret]
+            if isinstance(params, pltpu.InterpretParams):
+                out = interpreted(out, params)
+            return SubjectResult(out, found.lse.astype(np.float32))
+
+        inputs = AttentionCase("x", (1, 1, 1, 16, 16, 64), scale="0x1p-3", seed=1, config=(128, 128, 128))
+        ask = {"dma": "eager", "memory": "nan", "seed": 0}
+        case = Case("schedule", inputs, tuple(sorted(ask.items())))
+        kernel = dataclasses.replace(load("flywheel.attention"), call=call, takes_problem=True)
+        record = every()["schedule"].evaluate()(case, subject=kernel, name="x", reproduce="")
+        assert record is not None
+        return record["root"]
+
+    def flipped(out: np.ndarray) -> np.ndarray:
+        words = out.view(np.uint16).copy()
+        words[0, 0, 0, 0] ^= 1
+        return words.view(out.dtype)
+
+    assert root(lambda out, _: out) is None
+    assert root(lambda out, _: flipped(out)) is None
+    moved = root(lambda out, params: flipped(out) if params.uninitialized_memory == "nan" else out)
+    assert str(moved).startswith("schedule")
+    wrong = root(lambda out, _: (2.0 * out.astype(np.float32)).astype(out.dtype))
+    assert str(wrong).startswith("simulated-out-beyond")
 
 
 def test_our_layer_runs_in_the_precision_that_a_case_asks_for() -> None:
