@@ -78,17 +78,16 @@ def test_fetching_ahead_changes_no_bit(name: str) -> None:
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CALLS)
 def test_fetching_ahead_without_races(name: str) -> None:
-    """The interpreter that simulates copies finds no race; memory that no copy has filled holds NaN, which none reads.
+    """The interpreter that simulates copies finds no race, and raises if it does.
 
-    Its products add in another order, so that the results agree with the fast interpreter's in class and in what was
-    replayed; their accuracy is tested elsewhere.
+    Memory that no copy has filled holds NaN, which none reads: bit by bit the results are those of Pallas' own pipeline
+    in that interpreter.
     """
-    poisoned = run(name, 2, pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan"))
-    plain = run(name, 1)
+    poisoned, plain = (
+        run(name, n, pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan")) for n in (2, 1)
+    )
     assert np.isfinite(np.asarray(poisoned.out, np.float32)).all()
-    assert poisoned.diagnostics is not None
-    assert plain.diagnostics is not None
-    assert (np.asarray(poisoned.diagnostics.replays) == np.asarray(plain.diagnostics.replays)).all()
+    assert all((a == b).all() for a, b in zip(words(poisoned), words(plain), strict=True))
 
 
 @pytest.mark.smoke
