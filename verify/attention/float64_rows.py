@@ -33,6 +33,9 @@ CAP_ERROR = FUNCTION_ERROR + 3.0 * UNIT
 # Above this relative error of a weight, a row is bounded key by key (lemma 6) rather than as a whole (lemma 5).
 # It decides which proof is used, never whether the bound holds.
 LOOSE = 2.0**-20
+# Above this error of a row's largest logit, relative to its size, the keys that may hold it are looked at alone.  It
+# decides which proof is used, never whether the bound holds.
+VAGUE = 2.0**-40
 # Logits beyond this size are left to ball arithmetic, since sums of them could overflow.
 LARGEST_LOGIT = 2.0**1020
 
@@ -313,6 +316,7 @@ def attend(block: Block) -> Bounded:
     beyond = ~(reach < LARGEST_LOGIT) & ~block.empty
     logits, floor = _logits(finite, block.q, odd_rows, beyond)
     largest = logits.max(axis=1)
+    largest_error = _largest_error(finite, logits, largest, np.where(beyond, 0.0, reach))
     if sink is not None:
         logits, floor = np.column_stack([logits, np.full(len(q), sink)]), np.minimum(floor, sink)
     top = largest if sink is None else np.maximum(largest, sink)
@@ -335,8 +339,7 @@ def attend(block: Block) -> Bounded:
         result = _whole_rows(finite, logits, top, error)
     else:
         result = Bounded.blank((len(q),), block.head.values.shape[1])
-    known = np.where(beyond, 0.0, reach)
-    result.max_logit[:], result.max_logit_error[:] = largest, _reach_error(finite, known) * _slack(block)
+    result.max_logit[:], result.max_logit_error[:] = largest, largest_error
     if single is not None:
         result.put(tight, single)
     if skip.any():
@@ -397,10 +400,25 @@ def _within(keys: np.ndarray, chosen: slice) -> np.ndarray:
     return keys[(keys >= chosen.start) & (keys < chosen.stop)]
 
 
-def _reach(block: Block) -> np.ndarray:
-    """Per row an upper bound of |scale| sum_d |q_d k_d| over its visible keys (Cauchy-Schwarz)."""
-    with np.errstate(over="ignore"):
-        return (abs(block.rule.scale) * (_norms(block.q) * block.norms) * _slack(block)).astype(np.float64)
+def _reach(block: Block, norms: np.ndarray | None = None) -> np.ndarray:
+    """Per row an upper bound of |scale| sum_d |q_d k_d| over its visible keys, or over keys of these norms at most."""
+    norms = block.norms if norms is None else norms
+    with np.errstate(over="ignore"):  # Cauchy-Schwarz
+        return (abs(block.rule.scale) * (_norms(block.q) * norms) * _slack(block)).astype(np.float64)
+
+
+def _largest_error(block: Block, logits: np.ndarray, largest: np.ndarray, reach: np.ndarray) -> np.ndarray:
+    """Per row the error of its largest logit: the largest error of any, or (lemma 11) of the keys that may hold it."""
+    error = _reach_error(block, reach) * _slack(block)
+    vague = np.flatnonzero(np.isfinite(largest) & (error > VAGUE * np.abs(largest)))
+    if vague.size:
+        # Four errors where two are meant, and a rounding of the difference.
+        least = largest[vague] - 4.0 * error[vague] - 4.0 * UNIT * np.abs(largest[vague])
+        may = logits[vague] >= least[:, None]
+        norms = np.where(may, block.head.norms[None, block.keys], 0.0).max(axis=1)
+        part = block.take(vague)
+        error[vague] = np.minimum(error[vague], _reach_error(part, _reach(part, norms)) * _slack(block))
+    return error
 
 
 def _reach_error(block: Block, reach: np.ndarray) -> np.ndarray:

@@ -125,7 +125,7 @@ def judge(
     parts: list[_Part] = []
     for claim in claims:
         try:
-            part = _decided(problem, claim, rows)
+            part = _decided(problem, claim, rows, reference)
         except ComparisonError as error:
             return Judgement(Verdict.FAIL, f"{claim.name}: {error}")
         if part is not None:
@@ -154,7 +154,7 @@ def _check_shapes(bound: Bound, reference: Reference) -> None:
             raise ValueError(message)
 
 
-def _decided(problem: AttentionProblem, claim: _Claim, rows: _Rows) -> _Part | None:
+def _decided(problem: AttentionProblem, claim: _Claim, rows: _Rows, reference: Reference) -> _Part | None:
     """Compare one array; None if all of it lies outside the domain and has no class to judge."""
     name, want, limit, where = claim.name, claim.want, claim.limit, None
     if want.ndim < rows.inside.ndim:  # one number per head: promised where all its rows are
@@ -173,7 +173,7 @@ def _decided(problem: AttentionProblem, claim: _Claim, rows: _Rows) -> _Part | N
     notes: list[str] = []
     escalation = Escalation(0, math.prod(want.shape[:3]))
     if decision.open.any():
-        decision, settled, ties = settle(problem, found, decision, name)
+        decision, settled, ties = settle(problem, found, decision, name, reference)
         escalation = dataclasses.replace(escalation, rows=settled)
         notes.append(f"{name}: {escalation}")
         if ties:

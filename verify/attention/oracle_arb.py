@@ -17,7 +17,7 @@ from verify.attention.problem import SMALLEST_NORMAL, widen
 from verify.attention.reference import OracleUnsound, Reference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from verify.attention.problem import AttentionProblem
 
@@ -79,8 +79,12 @@ def attention_rows(
 def max_logits(
     problem: AttentionProblem, batch: int, head: int, rows: Sequence[int], *, relative: float = RELATIVE
 ) -> list[arb]:
-    """The largest logit of several rows of one query head (nats); otherwise as `attention_rows`."""
-    answers = _evaluate(problem, (batch, head), rows, relative, None, MAX_PRECISION)
+    """The largest logit of several rows of one query head, each to `relative` of its own size (nats).
+
+    Raises:
+        OracleUnsound: MAX_PRECISION bits do not give the radii asked for.
+    """
+    answers = _evaluate(problem, (batch, head), rows, relative, None, MAX_PRECISION, _Rows.maxima)
     return [row.max_logit for row in answers]
 
 
@@ -91,14 +95,17 @@ def _evaluate(
     relative: float,
     precision: int | None,
     max_precision: int,
+    compute: Callable[[_Rows], list[_Answer]] | None = None,
 ) -> list[_Answer]:
+    """Answers of some rows, all of each unless `compute` says otherwise, at a precision that makes them narrow."""
+    compute = _Rows.evaluate if compute is None else compute
     answers: list[_Answer] = []
     for together in _batches(problem, rows):
         part = _Rows.of(problem, *at, together)
         bits = part.first_precision(relative) if precision is None else precision
         while True:
             with flint.ctx.workprec(bits):
-                answer = part.evaluate()
+                answer = compute(part)
             if all(_narrow(ball, size, relative) for row in answer for ball, size in row.numbers):
                 break
             bits *= 2
@@ -230,13 +237,23 @@ class _Rows:
 
     def evaluate(self) -> list[_Answer]:
         """All rows at the present precision."""
-        scores = _product(_finite(self.q), _finite(self.k).T) if len(self.k) else arb_mat(len(self.q), 0)
+        scores = self._scores()
         rows = [self._weigh(index, scores) for index in range(len(self.q))]
         if not len(self.k) or all(isinstance(row, _Answer) for row in rows):
             return [row if isinstance(row, _Answer) else self._sink_only(row) for row in rows]
         width = len(self.k)
         mixed = _mix([[None] * width if isinstance(row, _Answer) else row.weights for row in rows], _finite(self.v))
         return [row if isinstance(row, _Answer) else self._mean(index, row, mixed) for index, row in enumerate(rows)]
+
+    def maxima(self) -> list[_Answer]:
+        """The largest logit of each row alone, with neither weights nor output."""
+        scores = self._scores()
+        rows = ([z for z in self._logits(index, scores) if z is not None] for index in range(len(self.q)))
+        return [_Answer([], arb("nan"), largest, _size_of(largest)) for largest in map(_maximum, rows)]
+
+    def _scores(self) -> arb_mat:
+        """Products of rows and keys, neither scaled nor capped."""
+        return _product(_finite(self.q), _finite(self.k).T) if len(self.k) else arb_mat(len(self.q), 0)
 
     def _weigh(self, index: int, scores: arb_mat) -> _Answer | _Weighed:
         """The weights of a row, or its answer if no weights are needed."""
@@ -300,8 +317,7 @@ class _Rows:
         return _Answer([arb(0)] * self.v.shape[1], row.lse, row.max_logit, row.numbers)
 
     def _constant(self, out: arb, lse: arb, max_logit: arb) -> _Answer:
-        numbers = [(max_logit, abs(float(max_logit.mid())))] if max_logit.is_finite() else []
-        return _Answer([out] * self.v.shape[1], lse, max_logit, numbers)
+        return _Answer([out] * self.v.shape[1], lse, max_logit, _size_of(max_logit))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -319,6 +335,11 @@ class _Weighed:
         if not self.max_logit.is_finite():
             return [(self.lse, size)]
         return [(self.lse, size), (self.max_logit, max(size, abs(float(self.max_logit.mid()))))]
+
+
+def _size_of(ball: arb) -> list[tuple[arb, float]]:
+    """A ball with its own size, unless it is infinite or NaN."""
+    return [(ball, abs(float(ball.mid())))] if ball.is_finite() else []
 
 
 def _maximum(logits: list[arb]) -> arb:

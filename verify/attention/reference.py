@@ -46,16 +46,27 @@ class Reference:
     @property
     def head_max_logit(self) -> Float64[np.ndarray, "batch heads"]:
         """The largest logit of each head over all its rows (nats); NaN if one of them is NaN, -inf without keys."""
-        if self.max_logit is None:
-            message = f"the {self.tier} reference holds no maximum logits"
-            raise ValueError(message)
-        return self.max_logit.max(axis=-1, initial=-math.inf)
+        value, _ = self._row_maxima
+        return value.max(axis=-1, initial=-math.inf)
 
     @property
     def head_max_logit_error(self) -> Float64[np.ndarray, "batch heads"]:
         """Proved bound of |head_max_logit - f|: a maximum moves by no more than its arguments do."""
+        _, error = self._row_maxima
+        return np.where(np.isfinite(self.head_max_logit), error.max(axis=-1, initial=0.0), 0.0)
+
+    def contenders(self, batch: int, head: int) -> list[int]:
+        """Rows of a head among which its largest logit certainly is; all of them where one is NaN."""
+        value, error = (x[batch, head] for x in self._row_maxima)
+        # Sum and difference are rounded by half an ulp at most: one number further out is certainly outside.
+        highest, lowest = np.nextafter(value + error, np.inf), np.nextafter(value - error, -np.inf)
+        beaten = highest < lowest.max(initial=-math.inf)
+        return np.flatnonzero(~beaten).tolist()
+
+    @property
+    def _row_maxima(self) -> tuple[np.ndarray, np.ndarray]:
+        """The largest logit of each row, and its error."""
         if self.max_logit is None or self.max_logit_error is None:
             message = f"the {self.tier} reference holds no maximum logits"
             raise ValueError(message)
-        worst = self.max_logit_error.max(axis=-1, initial=0.0)
-        return np.where(np.isfinite(self.head_max_logit), worst, 0.0)
+        return self.max_logit, self.max_logit_error

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from verify.attention import oracle_arb, oracle_float64
+from verify.attention.problem import SMALLEST_NORMAL
 from verify.tests.judge.feature_problems import FEATURES, feature_problem
 from verify.tests.judge.problems import normal_problem, problem
 from verify.tests.judge.test_float64_bound import certified
@@ -97,6 +98,16 @@ def test_bounds_stay_small_with_features() -> None:
         found = oracle_float64.attention(dataclasses.replace(base, **changes))
         assert found.max_logit_error is not None
         assert max(x.max() for x in (found.out_error, found.lse_error, found.max_logit_error)) < 1e-11
+
+
+def test_a_key_of_zeros_wins_exactly() -> None:
+    """Beside a key of large size that cannot win, the largest logit 0 of a key of zeros is as good as exact."""
+    case = problem([[[[3.0, 5.0]]]], [[[[0.0, 0.0], [-300.0, 7.0]]]], [[[[1.0, 2.0], [3.0, 4.0]]]], causal=False)
+    found = oracle_float64.attention(case)
+    assert found.max_logit is not None
+    assert found.max_logit_error is not None
+    assert found.max_logit[0, 0, 0] == 0.0
+    assert 0.0 < found.max_logit_error[0, 0, 0] < SMALLEST_NORMAL
 
 
 def test_saturated_logits_keep_a_small_bound() -> None:

@@ -352,6 +352,16 @@ def test_an_undecided_maximum_is_settled() -> None:
         assert any(note.startswith("max_logit: ") and "ball arithmetic" in note for note in judgement.notes)
 
 
+def test_rows_that_may_hold_the_largest_logit() -> None:
+    """Rows within their errors of the largest are asked for it, others are not; beside a NaN nothing is known."""
+    found = oracle_float64.attention(normal_problem(2, heads=2, kv_heads=1, q_len=4, kv_len=5))
+    of_rows = np.array([[[1.0, 3.0, 3.0 + 2.0**-40, -np.inf], [1.0, np.nan, 2.0, 0.0]]])
+    for doubt, rows in ((2.0**-42, [2]), (2.0**-41, [1, 2]), (2.0, [0, 1, 2])):
+        some = dataclasses.replace(found, max_logit=of_rows, max_logit_error=np.full((1, 2, 4), doubt))
+        assert some.contenders(0, 0) == rows
+        assert some.contenders(0, 1) == [0, 1, 2, 3]
+
+
 def test_features_of_a_case_file() -> None:
     """A case with features survives JSON, builds the same bits, and each feature is part of its digest."""
     case = AttentionCase(
