@@ -77,8 +77,8 @@ class Measures:
         relative: |got - want| / |want|, inf where want is 0 and got is not.
         ulp: ordinal distance in the format of `got`.
         share: |got - want| / bound, None if no bound was given.
-        bias: systematic error (None if no compared pair is finite).
-        growth: how errors depend on the token (None for arrays without tokens).
+        bias: systematic error (None if no compared pair is finite, or it was not asked for).
+        growth: how errors depend on the token (None for arrays without tokens, or it was not asked for).
     """
 
     format: str
@@ -241,6 +241,7 @@ def measure(
     *,
     lanes: bool = True,
     tokens: int | None = None,
+    trends: bool = True,
 ) -> Measures:
     """All measures of elementwise errors.
 
@@ -249,6 +250,7 @@ def measure(
         bound: what they may be, of the shape of the compared arrays.
         lanes: the last axis holds lanes of one row, which share roundings; otherwise every element stands alone.
         tokens: the axis of tokens, along which errors may grow; None if there is none.
+        trends: also take bias and growth, which need many elements or many cases to say anything.
 
     Raises:
         ComparisonError: the bound has another shape.
@@ -265,8 +267,8 @@ def measure(
         relative=found.worst(_ratio(found, np.abs(found.want))),
         ulp=found.worst(ulp_distances(found)),
         share=None if share is None else found.worst(share),
-        bias=_bias(found, limit, lanes=lanes),
-        growth=None if tokens is None else _growth(found, share, tokens),
+        bias=_bias(found, limit, lanes=lanes) if trends else None,
+        growth=_growth(found, share, tokens) if trends and tokens is not None else None,
     )
 
 

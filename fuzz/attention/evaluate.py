@@ -135,7 +135,7 @@ def judged(
 ) -> Answer:
     """The judge's verdict on a result."""
     left_out = ~promised_rows(trial.subject, problem)
-    judgement = verdict_on(problem, result, bound, reference, left_out)
+    judgement = verdict_on(problem, result, bound, reference, left_out, trends=False)
     return Answer(result, judgement, reference)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from jaxtyping import Bool, Float64
 
     from verify.attention.problem import AttentionProblem, View
+    from verify.attention.reference import Reference
 
 LOG2_E = math.log2(math.e)
 LN2 = math.log(2.0)
@@ -88,6 +89,7 @@ def contract_bound(
     rows_per_block: int = 128,
     weight_unit: float = BF16_UNIT_ROUNDOFF,
     query_error: Float64[np.ndarray, "batch heads q_len head_dim"] | None = None,
+    reference: Reference | None = None,
 ) -> ContractBound:
     """Evaluate the contract on one problem.
 
@@ -95,9 +97,11 @@ def contract_bound(
     visible keys only).  Rows outside the domain get an infinite bound and inside_domain False.  `weight_unit` is the
     unit roundoff with which P enters P V: that of BF16, or of an FP32 product where P stays in FP32.  `query_error` is
     how far the kernel's queries may be from the problem's, where it makes them itself (rotary embedding): a score moves
-    by at most |scale| sum_d error_d |k_d|.
+    by at most |scale| sum_d error_d |k_d|.  `reference` is the exact output of the same problem with its proved error,
+    if that is known already.
     """
     shape = problem.q.shape[:3]
+    exact = None if reference is None else _known_output(reference)
     found = _Bounds(np.zeros((*shape, problem.v_dim)), np.zeros(shape), np.ones(shape, dtype=bool), np.zeros(shape))
     k_all, v_all, q_all = (widen(x) for x in (problem.k, problem.v, problem.q))
     for b in range(problem.batch):
@@ -109,8 +113,17 @@ def contract_bound(
                     place = Place(b, heads, view, part)
                     error = None if query_error is None else place.take(query_error)
                     start, stop = place.each(view.start), place.each(view.stop)
-                    found.put(place, _block_bound(place.take(q_all), keys, start, stop, rule, error))
+                    known = None if exact is None else (place.take(exact[0]), place.take(exact[1]))
+                    found.put(place, _block_bound(place.take(q_all), keys, start, stop, rule, error, known))
     return ContractBound(found.out, found.lse, found.inside, found.max_logit)
+
+
+def _known_output(reference: Reference) -> tuple[np.ndarray, np.ndarray]:
+    """Output and its error; 0 where f is not finite and class decides."""
+    finite = np.isfinite(reference.out)
+    if finite.all():
+        return reference.out, reference.out_error
+    return np.where(finite, reference.out, 0.0), np.where(finite, reference.out_error, 0.0)
 
 
 def _row_blocks(view: View, rows_per_block: int) -> Iterator[slice]:
@@ -287,8 +300,12 @@ def _block_bound(
     stop: np.ndarray,
     rule: _Rule,
     query_error: np.ndarray | None = None,
+    exact: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> _Bounds:
-    """Bounds for some rows over one KV head; row i sees the keys from start[i] up to stop[i]."""
+    """Bounds for some rows over one KV head; row i sees the keys from start[i] up to stop[i].
+
+    `exact` is their output with its error, if known.
+    """
     sink, device = rule.sink, rule.device
     blind = stop <= start
     first = int(start.min(initial=len(keys.k)))
@@ -323,7 +340,7 @@ def _block_bound(
         ranges = (highest, lowest, total_v, rule.weight_unit, weights.exponent)
         shares = (weights.share, weights.log_share, weights.sigma, weights.doubt, weights.lse)
         rows = _Rows(counts, values, *shares, device, *ranges)
-        out, lse_bound = _out_bound(rows), _lse_bound(rows)
+        out, lse_bound = _out_bound(rows, exact), _lse_bound(rows)
         for bound in (out, lse_bound, max_logit):
             np.multiply(bound, EVALUATION_SLACK, out=bound)
             if not inside.all():
@@ -602,15 +619,14 @@ def _doubt_of_exact(rows: _Rows, spread: np.ndarray, largest: np.ndarray) -> np.
     return np.minimum(_grown(rows.share, rows.log_share, rows.doubt) @ np.abs(rows.v), spread)
 
 
-def _out_bound(rows: _Rows) -> np.ndarray:
+def _out_bound(rows: _Rows, known: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
     device, unit = rows.device, BF16_UNIT_ROUNDOFF
     v, n = rows.v, rows.counts.astype(np.float64)[:, None]
     summing = rows.summing[:, None]
-    computed = rows.share @ v
     highest, lowest = rows.highest, rows.lowest
     largest = np.maximum(highest, -lowest)  # lowest <= highest
     spread = highest - lowest
-    doubt = _doubt_of_exact(rows, spread, largest)
+    computed, doubt = (rows.share @ v, _doubt_of_exact(rows, spread, largest)) if known is None else known
     exact = np.abs(computed)
     exact += doubt
     rho_share = rows.shared_weight_error

@@ -90,6 +90,7 @@ def judge(
     left_out: Bool[np.ndarray, "batch heads q_len"] | None = None,
     got_max_logit: Float[np.ndarray, "batch heads *q_len"] | None = None,
     power: bool = False,
+    trends: bool = True,
 ) -> Judgement:
     """Judge a kernel's output (BF16 or FP32) and log-sum-exp (FP32, natural log) of one problem.
 
@@ -106,6 +107,7 @@ def judge(
             `[batch, heads]`; None if it gives none.  The bound then needs a `max_logit`, as a `ContractBound` has it.
         left_out: rows for which the kernel promises nothing at all; not even their class is compared.
         power: also ask whether trivial answers would pass (costs up to eight more references).
+        trends: also measure bias and growth, on which no verdict depends.
 
     Raises:
         TypeError: an array is neither BF16 nor FP32.
@@ -125,7 +127,7 @@ def judge(
     parts: list[_Part] = []
     for claim in claims:
         try:
-            part = _decided(problem, claim, rows, reference)
+            part = _decided(problem, claim, rows, reference, trends=trends)
         except ComparisonError as error:
             return Judgement(Verdict.FAIL, f"{claim.name}: {error}")
         if part is not None:
@@ -154,7 +156,9 @@ def _check_shapes(bound: Bound, reference: Reference) -> None:
             raise ValueError(message)
 
 
-def _decided(problem: AttentionProblem, claim: _Claim, rows: _Rows, reference: Reference) -> _Part | None:
+def _decided(
+    problem: AttentionProblem, claim: _Claim, rows: _Rows, reference: Reference, *, trends: bool
+) -> _Part | None:
     """Compare one array; None if all of it lies outside the domain and has no class to judge."""
     name, want, limit, where = claim.name, claim.want, claim.limit, None
     if want.ndim < rows.inside.ndim:  # one number per head: promised where all its rows are
@@ -181,7 +185,7 @@ def _decided(problem: AttentionProblem, claim: _Claim, rows: _Rows, reference: R
                 f"{name}: {ties} elements equal their bound as far as ball arithmetic can tell; they count as within"
             )
     tokens = TOKEN_AXIS if want.ndim > TOKEN_AXIS else None
-    measures = measure(found, limit, lanes=name == "out", tokens=tokens)
+    measures = measure(found, limit, lanes=name == "out", tokens=tokens, trends=trends)
     return _Part(name, found, decision, measures, tuple(notes), escalation)
 
 

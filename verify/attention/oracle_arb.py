@@ -6,6 +6,7 @@ Precision rises until the balls are as small as asked, or `OracleUnsound` is rai
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -347,18 +348,13 @@ def _maximum(logits: list[arb]) -> arb:
 
     A ball that overlaps the largest only widens it; precision rises until the ball is narrow.
     """
-    if any(z.is_nan() for z in logits):
-        return arb("nan")
-    if any(z == arb.pos_inf() for z in logits):
-        return arb.pos_inf()
-    finite = [z for z in logits if z != arb.neg_inf()]
-    if not finite:
-        return arb.neg_inf()
-    top = max(finite, key=_middle)
-    for z in finite:
-        if z is not top and not z < top:
-            top = top.max(z)
-    return top
+    if not all(z.is_finite() for z in logits):
+        if any(z.is_nan() for z in logits):
+            return arb("nan")
+        if any(z == arb.pos_inf() for z in logits):
+            return arb.pos_inf()
+        logits = [z for z in logits if z != arb.neg_inf()]
+    return functools.reduce(arb.max, logits) if logits else arb.neg_inf()
 
 
 def _middle(ball: arb) -> flint.fmpq:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from verify.attention.gradients.reference import Gradients
     from verify.attention.problem import AttentionProblem
+    from verify.attention.reference import Reference
     from verify.devices import DeviceModel
 
 EXPONENTIALS = ("exp2", "exp")
@@ -98,9 +99,12 @@ class Arithmetic:
         """Unit roundoff of P as it enters P V."""
         return _operand_unit(self.weights, device)
 
-    def bound(self, problem: AttentionProblem, device: DeviceModel) -> ContractBound:
-        """|kernel - f| per element."""
-        return contract_bound(problem, self.effective(device, problem.kv_len), weight_unit=self.weight_unit(device))
+    def bound(
+        self, problem: AttentionProblem, device: DeviceModel, reference: Reference | None = None
+    ) -> ContractBound:
+        """|kernel - f| per element; sooner where the reference of the same problem is known."""
+        effective = self.effective(device, problem.kv_len)
+        return contract_bound(problem, effective, weight_unit=self.weight_unit(device), reference=reference)
 
     def gradient_bound(
         self, problem: AttentionProblem, d_out: np.ndarray, device: DeviceModel, reference: Gradients

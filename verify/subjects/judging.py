@@ -113,8 +113,9 @@ def verdict_on(
     left_out: np.ndarray,
     *,
     power: bool = False,
+    trends: bool = True,
 ) -> Judgement:
-    """The judge's verdict on all that a kernel returned; `left_out` are rows for which it promises nothing."""
+    """The verdict on all that a kernel returned; `left_out` are rows for which it promises nothing; else as `judge`."""
     try:
         return judge(
             problem,
@@ -125,6 +126,7 @@ def verdict_on(
             left_out=left_out if left_out.any() else None,
             got_max_logit=result.max_logit,
             power=power,
+            trends=trends,
         )
     except TypeError as error:
         return Judgement(Verdict.FAIL, str(error))
@@ -163,7 +165,7 @@ def _judged_gradients(
 
 def bound_of(subject: Subject, problem: AttentionProblem, reference: Reference, device: DeviceModel) -> ContractBound:
     """What the subject is held to: the contract of its arithmetic, and the format of its LSE."""
-    bound = subject.arithmetic.bound(problem, device)
+    bound = subject.arithmetic.bound(problem, device, reference)
     return rounded_lse(bound, reference.lse) if subject.features.lse == "bf16" else bound
 
 

@@ -75,6 +75,23 @@ def test_bound_in_few_passes_is_the_bound_pair_by_pair(seed: int, names: tuple[s
         assert (other <= one * contract.EVALUATION_SLACK).all(), name
 
 
+@pytest.mark.parametrize("names", [(), ("softcap", "sinks"), ("window",)])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_known_output_only_sharpens_the_bound(seed: int, names: tuple[str, ...]) -> None:
+    """The better f is known the smaller is the bound: shares alone, the float64 reference, ball arithmetic.
+
+    The reference's error enters twice with |o*| and once as a distance, each with a factor below 2.
+    """
+    problem = feature_problem(seed, *names) if names else adversarial_problem(seed)
+    floats, balls = oracle_float64.attention(problem), oracle_arb.attention(problem)
+    alone, known, sharp = (contract_bound(problem, V6E, reference=x) for x in (None, floats, balls))
+    for name in ("lse", "max_logit", "inside_domain"):
+        np.testing.assert_array_equal(getattr(alone, name), getattr(known, name))
+    judged = known.inside_domain[..., None] & np.isfinite(floats.out)
+    for better, worse, doubt in ((known, alone, floats.out_error), (sharp, known, balls.out_error)):
+        assert (better.out <= worse.out * contract.EVALUATION_SLACK + 6.0 * doubt)[judged].all()
+
+
 @pytest.mark.parametrize("family", ["adversarial", "ordinary"])
 def test_reference_error_is_far_below_the_bound(family: str) -> None:
     """The float64 oracle's own error is a small part of the bound, so that verdicts are decided."""
