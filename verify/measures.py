@@ -157,9 +157,7 @@ class Errors:
 
 
 def widen(x: np.ndarray) -> Float64[np.ndarray, "*shape"]:
-    """BF16 or FP32 as float64, exactly (by bits: a BF16 word is the upper half of an FP32 word)."""
-    if x.dtype == BF16:
-        x = (x.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    """BF16 or FP32 as float64, exactly."""
     with np.errstate(invalid="ignore"):  # a signalling NaN
         return x.astype(np.float64)
 

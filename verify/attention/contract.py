@@ -471,7 +471,7 @@ def _value_ranges(
         return nothing, nothing, nothing
     if not start.any():
         last = np.maximum(stop, 1) - 1
-        return keys.highest[last], keys.lowest[last], keys.summed[last]
+        return keys.highest.take(last, axis=0), keys.lowest.take(last, axis=0), keys.summed.take(last, axis=0)
     v, start, stop = keys.values[run], start - run.start, stop - run.start
     highest, lowest = (range_reduce(op, v, start, stop) for op in (np.maximum, np.minimum))
     # Keys before the window only add to the sum.

@@ -41,12 +41,11 @@ SIGN_BIT = np.uint16(0x8000)
 
 def widen(x: np.ndarray) -> Float64[np.ndarray, "*shape"]:
     """BF16 words as the float64 numbers they stand for, subnormals read as (signed) zero."""
-    # By bits, which is several times faster than a cast: a BF16 word is the upper half of a binary32 word.
     words = x.view(np.uint16)
     if not (words & EXPONENT_BITS).all():
-        words = np.where(words & EXPONENT_BITS, words, words & SIGN_BIT)
+        x = np.where(words & EXPONENT_BITS, words, words & SIGN_BIT).view(BF16)
     with np.errstate(invalid="ignore"):  # a signalling NaN
-        return (words.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+        return x.astype(np.float64)
 
 
 Window = tuple[int | None, int | None]
