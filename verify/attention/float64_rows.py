@@ -312,8 +312,8 @@ def attend(block: Block) -> Bounded:
         return result
     odd_rows, q = _split(block.q)
     finite = dataclasses.replace(block, q=q)
-    reach = _reach(finite)
-    beyond = ~(reach < LARGEST_LOGIT) & ~block.empty
+    reach = np.where(block.empty, 0.0, _reach(finite))
+    beyond = ~(reach < LARGEST_LOGIT)
     logits, floor = _logits(finite, block.q, odd_rows, beyond)
     largest = logits.max(axis=1)
     largest_error = _largest_error(finite, logits, largest, np.where(beyond, 0.0, reach))

@@ -352,6 +352,15 @@ def test_an_undecided_maximum_is_settled() -> None:
         assert any(note.startswith("max_logit: ") and "ball arithmetic" in note for note in judgement.notes)
 
 
+def test_a_row_with_nothing_but_a_sink_beside_huge_keys() -> None:
+    """A query of any size that sees no key is given the sink alone, whatever the keys that others see."""
+    case = problem([[[[2.0**60], [0.0]]]], [[[[2.0**60]]]], [[[[3.0]]]], causal=True)
+    found = oracle_float64.attention(dataclasses.replace(case, sinks=np.array([1.5], dtype=np.float32)))
+    assert found.out[0, 0, 0, 0] == 0.0
+    assert found.lse[0, 0, 0] == 1.5
+    assert found.lse_error[0, 0, 0] < 2.0**-50
+
+
 def test_rows_that_may_hold_the_largest_logit() -> None:
     """Rows within their errors of the largest are asked for it, others are not; beside a NaN nothing is known."""
     found = oracle_float64.attention(normal_problem(2, heads=2, kv_heads=1, q_len=4, kv_len=5))
