@@ -150,11 +150,13 @@ def fused_conv1d_gdn(
         beta_scale: 2 for models that allow negative eigenvalues: use "bf16x3" for them.
         activation: "silu" or "none".
         precision: "bf16": operands of products, the state among them, rounded to BF16; the state itself is FP32
-            throughout.  "bf16x3": operands as hi/lo pairs.
+            throughout.  "bf16x3": operands as hi/lo pairs, but for products that reach the outputs alone, q k^T, q S
+            and tril(q k^T D) V.
         interpret: Pallas' interpret mode.
 
-    Error: docs/gdn-contract.md, ChunkSteps(InverseSteps(precision), precision, decay="pieces", snap=8, tile=128):
-    elementwise, for outputs and final states.  Slots that no sequence names keep their bits.
+    Error: docs/gdn-contract.md, ChunkSteps(InverseSteps(precision), precision, decay="pieces", snap=8, tile=128),
+    with updates="residual" for "bf16x3": elementwise, for outputs and final states.  Slots that no sequence names keep
+    their bits.
 
     Traced arguments are not looked at before the launch: bounds that fall or exceed the tokens make empty or shorter
     sequences (`flywheel.packing.clean`), and slots out of range count as -1.

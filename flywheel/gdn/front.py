@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from flywheel.gdn import moves, tile
+from flywheel.gdn import moves, residual, tile
 from flywheel.gdn.edges import join_last, own_stop
-from flywheel.gdn.inverse import CHUNK, LEVELS, inverse_chain
+from flywheel.gdn.inverse import CHUNK, LEVELS, Cut, inverse_chain
 from flywheel.gdn.products import beside, kept, multiply, parts
 from flywheel.gdn.spec import HEAD_DIM, HISTORY, LANES
 from flywheel.gdn.tile import PIECES, TILE
@@ -39,14 +39,16 @@ def tile_gates(spec: GdnSpec, refs: Refs, plan: Plan, block: Any) -> None:  # no
     turned = tile.gates(refs.gate_logits[0].T, refs.gate_logits[1].T)
     for group in range(spec.groups):
         heads = slice(group * spec.values, (group + 1) * spec.values)
-        for n, rows in enumerate((turned.beta, turned.beta_from_start, turned.from_start)):
+        wanted = (turned.beta, turned.beta_from_start, turned.from_start, turned.to_end)
+        for n, rows in enumerate(wanted[: spec.gates]):
             refs.gates[parity, group, n * spec.values : (n + 1) * spec.values] = rows[heads]
         for n, words in enumerate(turned.words):
             refs.words[parity, group, n * spec.values : (n + 1) * spec.values] = words[heads]
 
 
 def activate(spec: GdnSpec, refs: Refs, place: Place) -> Generator[None, None, None]:
-    """Stage 1: a channel tile at a time; values leave it multiplied by beta."""
+    """Stage 1: a channel tile at a time; values leave it multiplied by beta, keys split if they are to be."""
+    queries: list[Array] = []
     beta = refs.gates[place.block & 1, place.g].T
     half = 0.5 if spec.silu else 1.0
     for which, (column, size, at) in enumerate(spec.columns(place.g)):
@@ -61,13 +63,25 @@ def activate(spec: GdnSpec, refs: Refs, place: Place) -> Generator[None, None, N
             if which < 2:
                 scale = spec.scale if which == 0 else 1.0
                 z = tile.l2norm(z, spec.eps, scale) if spec.eps is not None else z * scale
-                (refs.q, refs.k)[which][place.parity, head] = z
+                if not spec.split:
+                    (refs.q, refs.k)[which][place.parity, head] = z
+                elif which == 0:
+                    queries.append(z)
+                else:
+                    _split_keys(refs, place, head, queries[head], z)
             else:
-                refs.v[place.ring, head] = beside(parts(z * beta[:, head : head + 1], spec.precision))
+                refs.v[place.ring, head] = (z * beta[:, head : head + 1]).astype(refs.v.dtype)
             yield
     for column, size, at in spec.columns(place.g):
         kept = refs.x[place.block & 1, TILE - HISTORY :, moves.lanes(column, size)]
         refs.history[place.g, :, at : at + size] = kept
+
+
+def _split_keys(refs: Refs, place: Place, head: int, q: Array, k: Array) -> None:
+    found, k_t = residual.split_keys(q, k)
+    refs.k_t[place.parity, head] = k_t
+    for c in range(2):
+        refs.k_q[place.ring, head, c], refs.k_t_chunks[place.ring, head, c] = found.k_q[c], found.k_t[c]
 
 
 def _convolved(refs: Refs, place: Place, where: tuple[int, Any], taps: Array, bias: Array | None) -> Array:
@@ -87,34 +101,60 @@ def _convolved(refs: Refs, place: Place, where: tuple[int, Any], taps: Array, bi
 
 def prepare(spec: GdnSpec, refs: Refs, place: Place) -> Generator[None, None, None]:
     """Stage 2: scores, gates and operands, a value head at a time after what they share."""
-    parity = place.block & 1
-    q, k = refs.q.at[place.parity], refs.k.at[place.parity]
     for n in range(spec.group):
-        head = tile.key_head(q[n], k[n], spec.precision)
-        refs.k_t[n], refs.a_kk[n], refs.a_qk[n] = head.k_t, head.a, head.scores
-    columns = refs.gates[parity, place.g].T
-    mask, words = tile.up_to_row(), refs.words.at[parity, place.g]
-    values = spec.values
+        if spec.split:
+            k_q = tuple(refs.k_q[place.ring, n, c] for c in range(2))
+            refs.a_kk[n], refs.a_qk[n] = residual.key_head(k_q, refs.k_t[place.parity, n])
+        else:
+            head = tile.key_head(refs.q[place.parity, n], refs.k[place.parity, n])
+            refs.k_t[n], refs.a_kk[n], refs.a_qk[n] = head.k_t, head.a, head.scores
+    columns = refs.gates[place.block & 1, place.g].T
+    if spec.split:
+        refs.columns[place.ring] = columns
+    segments = _segments(spec, refs, place)
+    yield
+    for n in range(spec.values):
+        own = tuple(columns[:, m * spec.values + n : m * spec.values + n + 1] for m in range(spec.gates))
+        of_segment = segments[n * CHUNK : (n + 1) * CHUNK]
+        cut = (_prepare_split if spec.split else _prepare_single)(spec, refs, place, n, own, of_segment)
+        refs.base[n] = cut.base
+        for level, part in enumerate(cut.added):
+            refs.added[n, level] = beside(part)
+        if spec.split:
+            refs.small[n] = beside(cut.small)
+        yield
+
+
+def _segments(spec: GdnSpec, refs: Refs, place: Place) -> Array:
+    """Sums of log-decays of all value heads of a step, below one another."""
+    mask, words, values = tile.up_to_row(), refs.words.at[place.block & 1, place.g], spec.values
     rows = [
         tile.segment_rows(tuple(words[p * values + n : p * values + n + 1] for p in range(PIECES)), mask)
         for n in range(values)
     ]
-    segments = multiply(jnp.concatenate(rows, axis=0), tile.segment_weights())
-    yield
-    for n in range(values):
-        own = tuple(columns[:, m * values + n : m * values + n + 1] for m in range(3))
-        h = n // (values // spec.group)
-        head = tile.Head(k[h], q[h], refs.k_t[h], refs.a_kk[h], refs.a_qk[h])
-        found = tile.prepare(head, own, segments[n * CHUNK : (n + 1) * CHUNK], spec.precision)
-        refs.base[n] = found.base
-        for level, part in enumerate(found.added):
-            refs.added[n, level] = beside(part)
-        refs.keys[place.ring, n] = beside(found.keys)
-        refs.read[place.ring, n] = beside(found.read)
-        refs.writes[place.ring, n] = beside(found.writes)
-        for c in range(2):
-            refs.decay[place.ring, n, c : c + 1] = found.decay[c]
-        yield
+    return multiply(jnp.concatenate(rows, axis=0), tile.segment_weights())
+
+
+def _prepare_single(
+    spec: GdnSpec, refs: Refs, place: Place, n: int, columns: tuple[Array, ...], segments: Array
+) -> Cut:
+    h = n // spec.per_key
+    q, k = refs.q[place.parity, h], refs.k[place.parity, h]
+    head = tile.Head(k, q, refs.k_t[h], refs.a_kk[h], refs.a_qk[h])
+    found = tile.prepare(head, columns, segments)
+    refs.keys[place.ring, n] = found.keys
+    refs.read[place.ring, n] = found.read
+    refs.writes[place.ring, n] = found.writes
+    for c in range(2):
+        refs.decay[place.ring, n, c : c + 1] = found.decay[c]
+    return found.lower
+
+
+def _prepare_split(spec: GdnSpec, refs: Refs, place: Place, n: int, columns: tuple[Array, ...], segments: Array) -> Cut:
+    h = n // spec.per_key
+    lower, scores = residual.prepare(refs.a_kk[h], refs.a_qk[h], columns[0], segments)
+    refs.scores[place.ring, n] = scores
+    return lower
 
 
 def solve(spec: GdnSpec, refs: Refs) -> list[Generator[None, None, None]]:
@@ -122,7 +162,9 @@ def solve(spec: GdnSpec, refs: Refs) -> list[Generator[None, None, None]]:
 
     def chain(n: int) -> Generator[None, None, None]:
         added = tuple(kept(refs.added[n, level], spec.precision) for level in range(len(LEVELS) - 1))
-        x = yield from inverse_chain(refs.base[n], added, spec.precision)
-        refs.inverse[n] = beside(parts(x, spec.precision))
+        base = refs.base[n]
+        small = kept(refs.small[n], spec.precision) if spec.split else parts(base, spec.precision)
+        x = parts((yield from inverse_chain(Cut(base, small, added), spec.precision)), spec.precision)
+        refs.inverse[n] = beside(residual.short(x) if spec.split else x)
 
     return [chain(n) for n in range(spec.values)]

@@ -17,7 +17,7 @@ non-finite entry of one then spoils the other too, so that callers bring finite 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from flywheel.gdn.products import dot, lockstep, parts, stack
+from flywheel.gdn.products import dot, halves, lockstep, parts, stack
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -40,6 +40,12 @@ CHUNK = 64
 
 LEVELS = (4, 16, CHUNK)
 """Sizes of the diagonal blocks, bottom-up."""
+
+SUBLANES = 8
+"""Rows of a register tile of FP32."""
+
+ONE, SIGN = 0x3F80, 0x8000
+"""Bits of 1 and of a minus sign in BF16."""
 
 PER_STEP = 8
 """Matrices that one grid step inverts in lockstep: what fills the latency of a product."""
@@ -70,55 +76,146 @@ def block_diagonal(x: Shaped[Array, "64 width"]) -> Shaped[Array, "width width"]
     return jnp.concatenate([jnp.where(first, x, zero), jnp.where(first, zero, x)], axis=0)
 
 
-def level_parts(lower: Float32[Array, "64 width"]) -> tuple[Float32[Array, "64 width"], ...]:
-    """L cut into what each level adds, 4, 16 and 64: three arrays whose sum is the strict lower triangle."""
+class Cut(NamedTuple):
+    """L cut into what each level adds: three matrices whose sum is the strict lower triangle.
+
+    Attributes:
+        base: within the smallest blocks, FP32.
+        small: the same as an operand.
+        added: what the levels 16 and 64 add, as operands.
+    """
+
+    base: Float32[Array, "64 width"]
+    small: Parts
+    added: tuple[Parts, ...]
+
+
+def cut(lower: Float32[Array, "64 width"], precision: Precision) -> Cut:
+    """Entries on and above the diagonals are not read.
+
+    One number is cut by a choice in FP32; pairs are split once, and cut as words.
+    """
     row, column = places(lower.shape[1])
     zero = jnp.zeros_like(lower)
-    return tuple(jnp.where(_level(row, column, size), lower, zero) for size in LEVELS)
+    base, *rest = (jnp.where(_level(row, column, size), lower, zero) for size in LEVELS)
+    if precision == "bf16":
+        return Cut(base, parts(base, precision), tuple(parts(part, precision) for part in rest))
+    words = [pltpu.bitcast(part, jnp.int32) for part in parts(lower, precision)]
+    even, odd, place = _pairs(lower.shape[1])
+    small, *added = (
+        tuple(pltpu.bitcast(word & mask, jnp.bfloat16) for word in words)
+        for mask in (
+            _bits(*(jnp.where(_level(row, place, size), jnp.int32(0xFFFF), 0) for row in (even, odd)))
+            for size in LEVELS
+        )
+    )
+    return Cut(base, small, tuple(added))
 
 
-def inverse_chain(
-    base: Float32[Array, "64 width"], added: tuple[Parts, ...], precision: Precision
-) -> Generator[None, None, Float32[Array, "64 width"]]:
+def _pairs(width: int) -> tuple[Int32[Array, "32 width"], ...]:
+    """Even row, odd row and column of each word of BF16 rows in pairs."""
+    row = 2 * lax.broadcasted_iota(jnp.int32, (CHUNK // 2, width), 0)
+    column = lax.broadcasted_iota(jnp.int32, (CHUNK // 2, width), 1)
+    return row, row + 1, column & (CHUNK - 1)
+
+
+def _bits(low: Int32[Array, "32 width"], high: Int32[Array, "32 width"]) -> Int32[Array, "32 width"]:
+    """Words of BF16 rows in pairs, from the 16 bits of each row of a pair."""
+    return low | lax.shift_left(high, jnp.int32(16))
+
+
+def _one_minus(small: Parts) -> Parts:
+    """Parts of I - L from those of a strictly lower triangular L: signs turned, ones for diagonal zeros."""
+    even, odd, column = _pairs(small[0].shape[1])
+    flips = (
+        _bits(*(jnp.where(row == column, jnp.int32(one), jnp.int32(SIGN)) for row in (even, odd))) for one in (ONE, 0)
+    )
+    words = (pltpu.bitcast(part, jnp.int32) ^ flip for part, flip in zip(small, flips, strict=True))
+    return tuple(pltpu.bitcast(word, jnp.bfloat16) for word in words)
+
+
+def _from_block(size: int, block: int) -> list[int]:
+    """Register tiles, of 8 rows, that reach the block rows `block` .. 3 of a level."""
+    return [t for t in range(CHUNK // SUBLANES) if (SUBLANES * (t + 1) - 1) % size >= block * size // 4]
+
+
+def _tile(x: Array, n: int, size: int = SUBLANES) -> Array:
+    return x[size * n : size * (n + 1)]
+
+
+def _chosen(x: Array, held: list[int], wanted: list[int], size: int = SUBLANES) -> Array:
+    """Of rows in tiles `held` those in tiles `wanted`; zeros where there are none."""
+    if held == wanted:
+        return x
+    zero = jnp.zeros((size, x.shape[1]), x.dtype)
+    return jnp.concatenate([_tile(x, held.index(t), size) if t in held else zero for t in wanted], axis=0)
+
+
+class _Packed:
+    """Rows of a matrix, given in some register tiles, as parts in other tiles: split once."""
+
+    def __init__(self, x: Array, held: list[int], precision: Precision) -> None:
+        self.held, self.packed, self.halves = held, parts(x, precision), halves(x, precision)
+
+    def rows(self, wanted: list[int]) -> Parts:
+        """Zeros where no row is held.  Tiles of BF16 have twice the rows: halves of them are packed anew."""
+        if all(_in_pairs(tiles) for tiles in (self.held, wanted)):
+            return tuple(_chosen(part, self.held[::2], wanted[::2], 2 * SUBLANES) for part in self.packed)
+        return tuple(_chosen(half, self.held, wanted).astype(jnp.bfloat16) for half in self.halves)
+
+
+def _in_pairs(tiles: list[int]) -> bool:
+    return all(t % 2 == n % 2 for n, t in enumerate(tiles)) and [t + 1 for t in tiles[::2]] == tiles[1::2]
+
+
+def inverse_chain(lower: Cut, precision: Precision) -> Generator[None, None, Float32[Array, "64 width"]]:
     """The inverse of one (width 64) or two (width 128) matrices I + L.
 
-    Yields after each of the eight products, so that `lockstep` can emit others in between.
-
-    Args:
-        base: L within the smallest blocks (`level_parts`).
-        added: what each further level adds.
-        precision: of the products.
+    Yields after each of the eight products, so that `lockstep` can emit others in between.  N has no rows in the first
+    of a level's four blocks and N^2 none in the first two: register tiles of zeros are neither multiplied nor added.
     """
-    row, column = places(base.shape[1])
-    identity = (row == column).astype(jnp.float32)
+    row, column = places(lower.base.shape[1])
+    start = (row == column).astype(jnp.float32) - lower.base
+    whole = list(range(CHUNK // SUBLANES))
 
     def product(left: Parts, right: Parts) -> Array:
         return dot(left, tuple(block_diagonal(part) for part in right))
 
-    blocks = parts(base, precision)
-    power = product(blocks, blocks)
+    power = product(lower.small, lower.small)
     yield
-    start = identity - base
-    x = start + product(parts(start, precision), parts(power, precision))
+    of_start = parts(start, precision) if precision == "bf16" else _one_minus(lower.small)
+    x = start + product(of_start, parts(power, precision))
     yield
-    for part in added:
-        whole = parts(x, precision)
-        nilpotent = parts(product(part, whole), precision)
+    for size, part in zip(LEVELS[1:], lower.added, strict=True):
+        of_n, of_square = _from_block(size, 1), _from_block(size, 2)
+        entering = _Packed(x, whole, precision)
+        n = product(tuple(each[SUBLANES * of_n[0] :] for each in part), entering.rows(whole))
         yield
-        stacked = product(stack(whole, nilpotent, axis=0), nilpotent)
+        nilpotent = _Packed(n, of_n, precision)
+        left = stack(entering.rows(of_n), nilpotent.rows(of_square), axis=0)
+        stacked = product(left, nilpotent.rows(whole))
         yield
-        left = x - stacked[:CHUNK]
-        x = left + product(parts(left, precision), parts(stacked[CHUNK:], precision))
+        count = SUBLANES * len(of_n)
+        a = _chosen(x, whole, of_n) - stacked[:count]
+        square = _Packed(stacked[count:], of_square, precision).rows(whole)
+        kept = _chosen(a, of_n, of_square)
+        last = kept + product(parts(kept, precision), square)
         yield
+        x = _merged([(x, whole), (a, of_n), (last, of_square)])
     return x
+
+
+def _merged(rows: list[tuple[Array, list[int]]]) -> Array:
+    """A matrix from rows in register tiles, the later before the earlier."""
+    found = {t: _tile(x, held.index(t)) for x, held in rows for t in held}
+    return jnp.concatenate([found[t] for t in sorted(found)], axis=0)
 
 
 def chain_of(
     lower: Float32[Array, "64 width"], precision: Precision
 ) -> Generator[None, None, Float32[Array, "64 width"]]:
     """`inverse_chain` of matrices that are not cut yet; entries on and above the diagonals are not read."""
-    base, *added = level_parts(lower)
-    return inverse_chain(base, tuple(parts(part, precision) for part in added), precision)
+    return inverse_chain(cut(lower, precision), precision)
 
 
 def _kernel(precision: Precision, lower: Any, out: Any) -> None:  # noqa: ANN401  refs

@@ -23,8 +23,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from flywheel.gdn import edges, front, moves
-from flywheel.gdn.inverse import CHUNK
+from flywheel.gdn import edges, front, moves, residual
+from flywheel.gdn.inverse import CHUNK, LEVELS
 from flywheel.gdn.products import Track, interleave, kept
 from flywheel.gdn.schedule import Plan, words
 from flywheel.gdn.spec import HEAD_DIM, HISTORY, RING, GdnSpec, Place, Refs
@@ -33,7 +33,7 @@ from flywheel.gdn.tiling import VMEM_LIMIT
 from flywheel.packing import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Sequence
 
     from jax import Array
 
@@ -90,33 +90,62 @@ def _tracks(spec: GdnSpec, refs: Refs, first: Place, second: Place, fourth: Plac
     stage, which wait for much vector work, come last; the first stage has none and fills the start.
     docs/gdn-kernel.md has the figures.
     """
-    states = [_state(spec, refs, fourth, head) for head in range(spec.values)]
+    if spec.split:
+        states = Track([_split_states(spec, refs, fourth, h) for h in range(spec.group)], 7, 0, 7)
+    else:
+        states = Track([_state(spec, refs, fourth, head) for head in range(spec.values)], 6, 0, 5)
     return [
         Track(front.solve(spec, refs), 9, 0, 8),
-        Track(states, 6, 0, 5),
+        states,
         Track([front.prepare(spec, refs, second)], spec.values + 2, 6, 8),
-        Track([front.activate(spec, refs, first)], spec.channels + 1, 0, 2),
+        Track([front.activate(spec, refs, first)], spec.channels + 1, *((2, 4) if spec.split else (0, 2))),
     ]
 
 
-def _state(spec: GdnSpec, refs: Refs, place: Place, head: int) -> Generator[None, None, None]:
+def _held(spec: GdnSpec, refs: Refs, place: Place, head: int) -> State:
     slot = jnp.where(place.live, place.g, spec.groups)
-    lanes = moves.lanes(place.g * (spec.values * HEAD_DIM) + head * HEAD_DIM, HEAD_DIM)
-    found = Front(
-        kept(refs.inverse[head], spec.precision),
-        kept(refs.v[place.ring, head], spec.precision),
-        kept(refs.keys[place.ring, head], spec.precision),
-        kept(refs.read[place.ring, head], spec.precision),
-        kept(refs.writes[place.ring, head], spec.precision),
-        tuple(refs.decay[place.ring, head, c : c + 1] for c in range(2)),
-    )
 
     def store(value: Array) -> None:
         refs.s[slot, head] = value
 
-    outs = yield from state_chain(found, State(lambda: refs.s[slot, head], store), spec.precision)
+    return State(lambda: refs.s[slot, head], store)
+
+
+def _put(spec: GdnSpec, refs: Refs, place: Place, head: int, outs: Sequence[Array]) -> None:
+    """Outputs of a value head by chunk, as they are returned."""
+    lanes = moves.lanes(place.g * (spec.values * HEAD_DIM) + head * HEAD_DIM, HEAD_DIM)
     for c, out in enumerate(outs):
         refs.o[place.block & 1, c * CHUNK : (c + 1) * CHUNK, lanes] = out.astype(refs.o.dtype)
+
+
+def _state(spec: GdnSpec, refs: Refs, place: Place, head: int) -> Generator[None, None, None]:
+    found = Front(
+        refs.inverse[head],
+        refs.v[place.ring, head],
+        refs.keys[place.ring, head],
+        refs.read[place.ring, head],
+        refs.writes[place.ring, head],
+        tuple(refs.decay[place.ring, head, c : c + 1] for c in range(2)),
+    )
+    outs = yield from state_chain(found, _held(spec, refs, place, head))
+    _put(spec, refs, place, head, outs)
+
+
+def _split_states(spec: GdnSpec, refs: Refs, place: Place, h: int) -> Generator[None, None, None]:
+    """With hi/lo operands, the value heads of a query/key head together."""
+    heads = range(h * spec.per_key, (h + 1) * spec.per_key)
+    columns = refs.columns[place.ring]
+
+    def brought(head: int) -> residual.Residuals:
+        own = tuple(columns[:, m * spec.values + head : m * spec.values + head + 1] for m in range(1, spec.gates))
+        first, second = kept(refs.inverse[head], spec.precision)
+        return residual.Residuals((first, second), refs.v[place.ring, head], refs.scores[place.ring, head], own)
+
+    k_q, k_t = ((ref[place.ring, h, 0], ref[place.ring, h, 1]) for ref in (refs.k_q, refs.k_t_chunks))
+    states = [_held(spec, refs, place, head) for head in heads]
+    outs = yield from residual.residual_chain([brought(head) for head in heads], states, residual.Keys(k_q, k_t))
+    for head, out in zip(heads, outs, strict=True):
+        _put(spec, refs, place, head, (out[:CHUNK], out[CHUNK:]))
 
 
 def _kernel(spec: GdnSpec, names: tuple[str, ...], *refs_in_order: Any) -> None:  # noqa: ANN401
@@ -148,12 +177,39 @@ def _kernel(spec: GdnSpec, names: tuple[str, ...], *refs_in_order: Any) -> None:
     moves.end(spec, refs)
 
 
+def _single_scratch(spec: GdnSpec) -> dict[str, Any]:
+    v, kq, fp32, bf16 = spec.values, spec.group, jnp.float32, jnp.bfloat16
+    return {
+        "q": pltpu.VMEM((2, kq, TILE, HEAD_DIM), fp32),
+        "k": pltpu.VMEM((2, kq, TILE, HEAD_DIM), fp32),
+        "v": pltpu.VMEM((RING, v, TILE, HEAD_DIM), bf16),
+        "k_t": pltpu.VMEM((kq, HEAD_DIM, TILE), fp32),
+        "keys": pltpu.VMEM((RING, v, TILE, HEAD_DIM), bf16),
+        "read": pltpu.VMEM((RING, v, TILE, HEAD_DIM), bf16),
+        "writes": pltpu.VMEM((RING, v, CHUNK + HEAD_DIM, TILE), bf16),
+        "decay": pltpu.VMEM((RING, v, 8, HEAD_DIM), fp32),
+    }
+
+
+def _split_scratch(spec: GdnSpec) -> dict[str, Any]:
+    v, kq, parts, fp32, bf16 = spec.values, spec.group, spec.parts, jnp.float32, jnp.bfloat16
+    return {
+        "v": pltpu.VMEM((RING, v, TILE, HEAD_DIM), fp32),
+        "k_t": pltpu.VMEM((2, kq, HEAD_DIM, parts * TILE), bf16),
+        "small": pltpu.VMEM((v, CHUNK, parts * TILE), bf16),
+        "k_q": pltpu.VMEM((RING, kq, 2, TILE, parts * HEAD_DIM), bf16),
+        "k_t_chunks": pltpu.VMEM((RING, kq, 2, HEAD_DIM, TILE), bf16),
+        "scores": pltpu.VMEM((RING, v, CHUNK, TILE), bf16),
+        "columns": pltpu.VMEM((RING, TILE, spec.gate_rows), fp32),
+    }
+
+
 def _scratch(spec: GdnSpec, operands: Operands) -> dict[str, Any]:
     v, kq, lanes, parts = spec.values, spec.group, spec.channels * HEAD_DIM, spec.parts
     dim = operands.qkv.shape[1]
     fp32, bf16 = jnp.float32, jnp.bfloat16
-    head = (TILE, HEAD_DIM)
     return {
+        **(_split_scratch(spec) if spec.split else _single_scratch(spec)),
         "x": pltpu.VMEM((2, TILE, dim), bf16),
         "b_in": pltpu.VMEM((2, TILE, spec.n_v), operands.b.dtype),
         "a_in": pltpu.VMEM((2, TILE, spec.n_v), operands.a.dtype),
@@ -164,21 +220,13 @@ def _scratch(spec: GdnSpec, operands: Operands) -> dict[str, Any]:
         "conv_out": pltpu.VMEM((spec.width - 1, dim), bf16),
         "history": pltpu.VMEM((spec.groups, HISTORY, lanes), bf16),
         "rows": pltpu.VMEM((spec.channels, HISTORY + TILE, HEAD_DIM), fp32),
-        "q": pltpu.VMEM((2, kq, *head), fp32),
-        "k": pltpu.VMEM((2, kq, *head), fp32),
-        "v": pltpu.VMEM((RING, v, TILE, parts * HEAD_DIM), bf16),
         "gate_logits": pltpu.VMEM((2, TILE, HEAD_DIM), fp32),
         "gates": pltpu.VMEM((2, spec.groups, spec.gate_rows, TILE), fp32),
         "words": pltpu.VMEM((2, spec.groups, spec.word_rows, TILE), jnp.int32),
-        "k_t": pltpu.VMEM((kq, HEAD_DIM, TILE), fp32),
         "a_kk": pltpu.VMEM((kq, CHUNK, TILE), fp32),
         "a_qk": pltpu.VMEM((kq, CHUNK, TILE), fp32),
         "base": pltpu.VMEM((v, CHUNK, TILE), fp32),
-        "added": pltpu.VMEM((v, 2, CHUNK, parts * TILE), bf16),
-        "keys": pltpu.VMEM((RING, v, TILE, parts * HEAD_DIM), bf16),
-        "read": pltpu.VMEM((RING, v, TILE, parts * HEAD_DIM), bf16),
-        "writes": pltpu.VMEM((RING, v, CHUNK + HEAD_DIM, parts * TILE), bf16),
-        "decay": pltpu.VMEM((RING, v, 8, HEAD_DIM), fp32),
+        "added": pltpu.VMEM((v, len(LEVELS) - 1, CHUNK, parts * TILE), bf16),
         "inverse": pltpu.VMEM((v, CHUNK, parts * TILE), bf16),
         "s": pltpu.VMEM((spec.groups + 1, v, HEAD_DIM, HEAD_DIM), fp32),
         "o": pltpu.VMEM((2, TILE, spec.n_v * HEAD_DIM), bf16),

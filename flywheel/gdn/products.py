@@ -36,6 +36,14 @@ def split(x: Float32[Array, "*shape"]) -> tuple[BFloat16[Array, "*shape"], BFloa
     return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
 
 
+def halves(x: Float32[Array, "*shape"], precision: Precision) -> tuple[Float32[Array, "*shape"], ...]:
+    """FP32 numbers whose roundings to BF16 are `parts`: for a choice of rows before they are packed."""
+    if precision == "bf16":
+        return (x,)
+    high = x.astype(jnp.bfloat16).astype(jnp.float32)
+    return high, x - high
+
+
 def parts(x: Float[Array, "*shape"], precision: Precision) -> Parts:
     """The BF16 numbers that stand for x in products: rounded, or hi and lo."""
     return (x.astype(jnp.bfloat16),) if precision == "bf16" else split(x)
@@ -61,14 +69,45 @@ def multiply(left: BFloat16[Array, "m k"], right: BFloat16[Array, "k n"]) -> Flo
     return lax.dot_general(left, right, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
 
 
+FEW = 48
+"""Rows up to which a left is stacked on rows: on v6e a push of 16 rows of weights takes as long as a product of 8 rows,
+so that few rows wait for weights."""
+
+
 def dot(left: Parts, right: Parts) -> Float32[Array, "m n"]:
-    """The product of matrices as their parts stand for them."""
-    pushed = beside(right)
+    """The product of matrices as their parts stand for them.
+
+    Of a split left with few rows [A_hi; A_lo] [B_hi B_lo] is taken: half the weights, twice the rows, no lo x lo.
+    """
     if len(left) == 1:
-        return multiply(left[0], pushed)
+        return multiply(left[0], right[0])
+    rows, pushed = left[0].shape[0], beside(right)
+    if rows <= FEW:
+        high, low = jnp.split(multiply(jnp.concatenate(left, axis=0), pushed), 2, axis=1)
+        return high[:rows] + (low[:rows] + high[rows:])
     found = multiply(beside(left), jnp.concatenate([pushed, pushed], axis=0))
     of_high, of_low = jnp.split(found, 2, axis=1)
     return of_high + of_low
+
+
+def dot_short(left: BFloat16[Array, "m 128"], right: Parts) -> Float32[Array, "m n"]:
+    """The product over 64 terms of split matrices, `left` as [hi lo] or [lo hi] on 128 lanes."""
+    pushed = beside(right)
+    of_high, of_low = jnp.split(multiply(left, jnp.concatenate([pushed, pushed], axis=0)), 2, axis=1)
+    return of_high + of_low
+
+
+def dot_shared(left: BFloat16[Array, "m 128"], rights: Sequence[Parts]) -> list[Float32[Array, "m 128"]]:
+    """`dot_short` with several rights.
+
+    Two of them fill a matrix unit, [A_hi A_lo A_hi A_lo] [B_hi C_hi; B_hi C_hi; B_lo C_lo; B_lo C_lo]: nothing is left
+    to be added.
+    """
+    found, wide = [], jnp.concatenate([left, left], axis=1)
+    for n in range(0, len(rights) - 1, 2):
+        high, low = (jnp.concatenate(both, axis=1) for both in zip(*rights[n : n + 2], strict=True))
+        found += jnp.split(multiply(wide, jnp.concatenate([high, high, low, low], axis=0)), 2, axis=1)
+    return found if len(rights) % 2 == 0 else [*found, dot_short(left, rights[-1])]
 
 
 class Track(NamedTuple):

@@ -73,9 +73,24 @@ class GdnSpec:
         return 2 * self.group + self.values
 
     @property
+    def split(self) -> bool:
+        """Whether operands are hi/lo pairs."""
+        return self.parts > 1
+
+    @property
+    def per_key(self) -> int:
+        """Value heads of a query/key head."""
+        return self.n_v // self.n_kq
+
+    @property
+    def gates(self) -> int:
+        """Gates of a value head: beta, beta exp(G), exp(G), and with pairs exp(G_C - G)."""
+        return 4 if self.split else 3
+
+    @property
     def gate_rows(self) -> int:
-        """Rows of gates of one step: beta, beta exp(G), exp(G) of each value head, to whole register tiles."""
-        return -(-3 * self.values // 8) * 8
+        """Rows of gates of one step, to whole register tiles."""
+        return -(-self.gates * self.values // 8) * 8
 
     @property
     def word_rows(self) -> int:
@@ -121,13 +136,15 @@ class Refs(NamedTuple):
         conv_out: one that a sequence ends with.
         history: rows before the window, by group.
         rows: the step's rows in FP32, history first, by channel tile.
-        q, k: normalised queries and keys: from the first stage to the second, by step parity.
-        v: beta v, from the first stage to the fourth, in a ring.
+        q, k: normalised queries and keys: from the first stage to the second, by step parity; None with pairs.
+        v: beta v, from the first stage to the fourth, in a ring; FP32 with pairs.
         gate_logits: beta and log-decays of a tile.
         gates, words: per block parity and group.
-        k_t, a_kk, a_qk: `tile.Head` by query/key head, within the second stage.
-        base, added: `tile.Prepared` by value head: from the second stage to the third.
-        keys, read, writes, decay: of it what the fourth stage takes, in a ring.
+        k_t, a_kk, a_qk: `tile.Head` by query/key head, within the second stage; with pairs k_t comes from the first.
+        base, small, added: `inverse.Cut` by value head: from the second stage to the third; small with pairs.
+        keys, read, writes, decay: of `tile.Prepared` what the fourth stage takes, in a ring; None with pairs.
+        k_q, k_t_chunks: `residual.Keys` by query/key head, from the first stage to the fourth, in a ring; with pairs.
+        scores, columns: of `residual.Residuals`, from the second stage to the fourth, in a ring; with pairs.
         inverse: X by value head: from the third stage to the fourth.
         s: states by group and value head; the last group is nobody's.
         o: outputs, by block parity.
@@ -170,11 +187,16 @@ class Refs(NamedTuple):
     a_kk: Any
     a_qk: Any
     base: Any
+    small: Any
     added: Any
     keys: Any
     read: Any
     writes: Any
     decay: Any
+    k_q: Any
+    k_t_chunks: Any
+    scores: Any
+    columns: Any
     inverse: Any
     s: Any
     o: Any

@@ -1,5 +1,7 @@
 """The maths of one tile: 128 tokens of one sequence, two chunks of 64, as pure functions of values.
 
+Operands of products are BF16; `residual` has what differs where they are hi/lo pairs.
+
 Per value head, with k and q normalised and q scaled, D_ij = exp(g_(j+1) + .. + g_i) and G_i = g_1 + .. + g_i within a
 chunk (docs/gdn-contract.md; the chunk-wise delta rule is that of Gated Delta Networks, arXiv:2412.06464):
 
@@ -16,7 +18,6 @@ of chunk 0, the rest of chunk 1.  What a token has one number of comes as a row 
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 import jax
@@ -24,16 +25,14 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
-from flywheel.gdn.inverse import CHUNK, block_diagonal, inverse_chain, level_parts, places
-from flywheel.gdn.products import dot, lockstep, multiply, parts, stack
+from flywheel.gdn.inverse import CHUNK, Cut, block_diagonal, cut, inverse_chain, places
+from flywheel.gdn.products import lockstep, multiply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from jax import Array
-    from jaxtyping import BFloat16, Float32, Int32
-
-    from flywheel.gdn.products import Parts, Precision
+    from jaxtyping import BFloat16, Bool, Float32, Int32
 
 TILE = 2 * CHUNK
 """Tokens of a tile."""
@@ -131,12 +130,14 @@ class Gates(NamedTuple):
         beta: write strength.
         beta_from_start: beta exp(G).
         from_start: exp(G), G the sum of log-decays from the chunk's start up to and with the token.
+        to_end: exp of the sum of log-decays after the token, to the chunk's end.
         words: the log-decay as three BF16 numbers whose sum it is, each twice in a 32-bit word.
     """
 
     beta: Float32[Array, "n_v 128"]
     beta_from_start: Float32[Array, "n_v 128"]
     from_start: Float32[Array, "n_v 128"]
+    to_end: Float32[Array, "n_v 128"]
     words: tuple[Int32[Array, "n_v 128"], ...]
 
 
@@ -147,9 +148,11 @@ def gates(beta: Float32[Array, "n_v 128"], g: Float32[Array, "n_v 128"]) -> Gate
         piece = rest.astype(jnp.bfloat16)
         pieces.append(piece)
         rest = rest - piece.astype(jnp.float32)
-    total = multiply(jnp.concatenate(pieces, axis=1), jnp.concatenate([_until()] * PIECES, axis=0))
-    from_start = jnp.exp(total)
-    return Gates(beta, beta * from_start, from_start, tuple(_twice(piece) for piece in pieces))
+    side_by_side = jnp.concatenate(pieces, axis=1)
+    from_start, to_end = (
+        jnp.exp(multiply(side_by_side, jnp.concatenate([ones] * PIECES, axis=0))) for ones in (_until(), _after())
+    )
+    return Gates(beta, beta * from_start, from_start, to_end, tuple(_twice(piece) for piece in pieces))
 
 
 def _same_chunk(row: Array, column: Array) -> Array:
@@ -217,12 +220,12 @@ class Head(NamedTuple):
     scores: Float32[Array, "64 128"]
 
 
-def key_head(q: Float32[Array, "128 d_k"], k: Float32[Array, "128 d_k"], precision: Precision) -> Head:
+def key_head(q: Float32[Array, "128 d_k"], k: Float32[Array, "128 d_k"]) -> Head:
     """[k; q] against one push of k^T.  Turned in FP32: a BF16 transpose would be folded into a transposed push."""
     k_t = k.T
-    both = dot(parts(jnp.concatenate([k, q], axis=0), precision), parts(k_t, precision))
+    both = multiply(jnp.concatenate([k, q], axis=0).astype(jnp.bfloat16), k_t.astype(jnp.bfloat16))
     row, column = places(TILE)
-    first = _first_chunk()
+    first = first_chunk()
     a = jnp.where(first, both[:CHUNK], both[CHUNK:TILE])
     scores = jnp.where(first, both[TILE : TILE + CHUNK], both[TILE + CHUNK :])
     return Head(k, q, k_t, a, jnp.where(row >= column, scores, 0.0))
@@ -232,52 +235,47 @@ class Prepared(NamedTuple):
     """What a value head's tile needs of its gates and keys.
 
     Attributes:
-        base: L within 4 x 4 blocks, chunks side by side, FP32.
-        added: what the levels 16 and 64 add.
+        lower: L, chunks side by side.
         keys: beta k exp(G).
         read: q exp(G).
         writes: [tril(P D); (k exp(G_C - G))^T], chunks side by side.
         decay: exp(G_C) per chunk, on lanes.
     """
 
-    base: Float32[Array, "64 128"]
-    added: tuple[Parts, ...]
-    keys: Parts
-    read: Parts
-    writes: Parts
+    lower: Cut
+    keys: BFloat16[Array, "128 d_k"]
+    read: BFloat16[Array, "128 d_k"]
+    writes: BFloat16[Array, "192 128"]
     decay: tuple[Float32[Array, "1 d_v"], ...]
 
 
-def prepare(
-    head: Head,
-    columns: tuple[Float32[Array, "128 1"], ...],
-    segments: Float32[Array, "64 128"],
-    precision: Precision,
-) -> Prepared:
+def prepare(head: Head, columns: tuple[Float32[Array, "128 1"], ...], segments: Float32[Array, "64 128"]) -> Prepared:
     """All that is elementwise about a value head's tile.
 
     Args:
         head: its query/key head.
         columns: beta, beta exp(G) and exp(G).
         segments: g_(j+1) + .. + g_i, chunks side by side; 0 above the diagonal.
-        precision: of the products.
     """
     beta, beta_from_start, from_start = (jnp.broadcast_to(x, (TILE, TILE)) for x in columns)
     d = jnp.exp(segments)
-    write = d * jnp.where(_first_chunk(), beta[:CHUNK], beta[CHUNK:])
-    base, *added = level_parts(head.a * write)
     writes = jnp.concatenate([head.scores * d, head.k_t * d[CHUNK - 1 :]], axis=0)
     return Prepared(
-        base,
-        tuple(parts(part, precision) for part in added),
-        parts(head.k * beta_from_start, precision),
-        parts(head.q * from_start, precision),
-        parts(writes, precision),
+        cut(head.a * write_strength(d, beta), "bf16"),
+        (head.k * beta_from_start).astype(jnp.bfloat16),
+        (head.q * from_start).astype(jnp.bfloat16),
+        writes.astype(jnp.bfloat16),
         tuple(from_start[(c + 1) * CHUNK - 1 : (c + 1) * CHUNK] for c in range(2)),
     )
 
 
-def _first_chunk() -> Array:
+def write_strength(d: Float32[Array, "64 128"], beta: Float32[Array, "128 128"]) -> Float32[Array, "64 128"]:
+    """beta_i D_ij, chunks side by side; beta of each token on all lanes."""
+    return d * jnp.where(first_chunk(), beta[:CHUNK], beta[CHUNK:])
+
+
+def first_chunk() -> Bool[Array, "64 128"]:
+    """Lanes of the first of two matrices side by side."""
     return lax.broadcasted_iota(jnp.int32, (CHUNK, TILE), 1) < CHUNK
 
 
@@ -290,11 +288,11 @@ class Front(NamedTuple):
         keys, read, writes, decay: `Prepared`.
     """
 
-    x: Parts
-    values: Parts
-    keys: Parts
-    read: Parts
-    writes: Parts
+    x: BFloat16[Array, "64 128"]
+    values: BFloat16[Array, "128 d_v"]
+    keys: BFloat16[Array, "128 d_k"]
+    read: BFloat16[Array, "128 d_k"]
+    writes: BFloat16[Array, "192 128"]
     decay: tuple[Float32[Array, "1 d_v"], ...]
 
 
@@ -310,34 +308,31 @@ class State(NamedTuple):
     store: Callable[[Float32[Array, "d_k d_v"]], None]
 
 
-def state_chain(
-    front: Front, state: State, precision: Precision
-) -> Generator[None, None, tuple[Float32[Array, "64 d_v"], ...]]:
+def state_chain(front: Front, state: State) -> Generator[None, None, tuple[Float32[Array, "64 d_v"], ...]]:
     """[U W] = X [beta v, beta k exp(G)], then per chunk its outputs and the state after it.
 
-    Yields after each of the five products.  The state meets them as `precision` says: in "bf16" it is read rounded to
-    BF16, kept in FP32.  Writes of both chunks lie side by side: each chunk's V has zeros in the place of the other's.
+    Yields after each of the five products.  The state is read rounded to BF16, kept in FP32.  Writes of both chunks lie
+    side by side: each chunk's V has zeros in the place of the other's.
     """
-    both = dot(tuple(block_diagonal(part) for part in front.x), stack(front.values, front.keys, axis=1))
+    both = multiply(block_diagonal(front.x), jnp.concatenate([front.values, front.keys], axis=1))
     yield
     u, w = jnp.split(both, 2, axis=1)
     outs = []
     for c in range(2):
         here = slice(c * CHUNK, (c + 1) * CHUNK)
-        of_w, read = parts(w[here], precision), tuple(part[here] for part in front.read)
-        reads = dot(stack(of_w, read, axis=0), parts(state.load(), precision))
+        readers = jnp.concatenate([w[here].astype(jnp.bfloat16), front.read[here]], axis=0)
+        reads = multiply(readers, state.load().astype(jnp.bfloat16))
         yield
-        v = u[here] - reads[:CHUNK]
-        of_v = parts(v, precision)
-        none = tuple(jnp.zeros_like(part) for part in of_v)
-        writes = dot(front.writes, stack(none, of_v, axis=0) if c else stack(of_v, none, axis=0))
+        v = (u[here] - reads[:CHUNK]).astype(jnp.bfloat16)
+        none = jnp.zeros_like(v)
+        writes = multiply(front.writes, jnp.concatenate([none, v] if c else [v, none], axis=0))
         yield
         outs.append(reads[CHUNK:] + writes[:CHUNK])
         state.store(state.load() * front.decay[c] + writes[CHUNK:])
     return tuple(outs)
 
 
-@functools.partial(jax.jit, static_argnames=("precision",))
+@jax.jit
 def delta_rule_tile(
     q: Float32[Array, "128 d_k"],
     k: Float32[Array, "128 d_k"],
@@ -345,17 +340,15 @@ def delta_rule_tile(
     beta: Float32[Array, " 128"],
     g: Float32[Array, " 128"],
     state: Float32[Array, "d_k d_v"],
-    *,
-    precision: Precision,
 ) -> tuple[Float32[Array, "128 d_v"], Float32[Array, "d_k d_v"]]:
     """One tile of one value head on plain arrays: what the kernel does, without its grid."""
     found = gates(beta[None], g[None])
     columns = tuple(x.T for x in (found.beta, found.beta_from_start, found.from_start))
     segments = multiply(segment_rows(found.words, up_to_row()), segment_weights())
-    ready = prepare(key_head(q, k, precision), columns, segments, precision)
-    (x,) = lockstep([inverse_chain(ready.base, ready.added, precision)])
-    values = parts(v * columns[0], precision)
-    front = Front(parts(x, precision), values, ready.keys, ready.read, ready.writes, ready.decay)
+    ready = prepare(key_head(q, k), columns, segments)
+    (x,) = lockstep([inverse_chain(ready.lower, "bf16")])
+    x, values = (each.astype(jnp.bfloat16) for each in (x, v * columns[0]))
+    front = Front(x, values, ready.keys, ready.read, ready.writes, ready.decay)
     states = [state]
-    (outs,) = lockstep([state_chain(front, State(lambda: states[-1], states.append), precision)])
+    (outs,) = lockstep([state_chain(front, State(lambda: states[-1], states.append))])
     return jnp.concatenate(outs, axis=0), states[-1]

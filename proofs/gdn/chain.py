@@ -41,16 +41,22 @@ def gdn_chain_bound() -> str:
         V^ - (V - W E) = xi (beta v - beta k exp(G) S) + X^ (rho_v - rho_k S) - X rho_k E - xi (beta k exp(G) + rho_k) E
                          + eU - eW S - eW E - W^ sigma + eV,
 
-    an identity: nothing of second order is dropped.  Outputs and states are both Q S + P V, off by (Q - P W) E and
+    an identity: nothing of second order is dropped.  With the residual first, r = beta v - beta k exp(G) S as the
+    operand r - beta k exp(G) E + rho, it is xi (r - beta k exp(G) E) + X^ rho + eV, where with weights b = beta exp(G)
+
+        rho = (written^ - beta v) - (b^ - b) (k S)^ - b (kappa (S + E) + k^ sigma + e) + roundings.
+
+    Outputs and states are both Q S + P V, off by (Q - P W) E and
     P delta + (P^ - P) V^ + (Q^ - Q)(S + E) + Q^ sigma + sums.  With E_(m+1) = T_m E_m + K_m delta_m + rest_m, a row
     `left` of what meets the state is multiplied by exact transitions first and by K before sizes are taken.  Coq
-    proves the three statements for matrices of every size (gdn_chain_bound.v).  Here they are tried on fractions, and
+    proves the four statements for matrices of every size (gdn_chain_bound.v).  Here they are tried on fractions, and
     `_Carried`, the contract's own bookkeeping, is run on integers: its bound is at least |left E| for errors as large
     as allowed, also where it merges transitions that have become small, and no larger than the theorem's.
     """
     numbers = random.Random(41)  # noqa: S311  not for secrets
     for _ in range(12):
         _updates_and_reads(numbers)
+        _residual_updates(numbers)
     closest = max(_carries(numbers, small=small) for small in (False, True) for _ in range(6))
     _norms_bound_products(numbers)
     return f"12 chunks and 12 chains of {_CHUNKS} chunks; an error reaches {closest:.2f} of what is carried"
@@ -93,6 +99,34 @@ def _updates_and_reads(numbers: random.Random) -> None:
     require(rest == written, "the identity of outputs and states fails")
     allowed = sizes(p) * sizes(delta) + sizes(of_p) * sizes(v_found) + sizes(of_q) * sizes(state + moved)
     require(at_most(sizes(rest), allowed + sizes(q + of_q) * sizes(sigma) + sizes(of_o)), "an output errs by more")
+
+
+def _residual_updates(numbers: random.Random) -> None:
+    """One chunk with the residual first, with errors of every kind."""
+    n, d, lanes = _TOKENS, _CHANNELS, _LANES
+
+    def error(rows: int, columns: int) -> fmpq_mat:
+        return _draw(numbers, rows, columns, 3, of=8)
+
+    def weighted(weights: list[fmpq], x: fmpq_mat) -> fmpq_mat:
+        return fmpq_mat(x.nrows(), x.ncols(), [weights[i // x.ncols()] * y for i, y in enumerate(x.entries())])
+
+    x, written, keys, state = (_draw(numbers, *shape, 2) for shape in ((n, n), (n, lanes), (n, d), (d, lanes)))
+    weights, of_weights = (_draw(numbers, n, 1, 2, of=of).entries() for of in (1, 8))
+    xi, of_written, kappa, moved = error(n, n), error(n, lanes), error(n, d), error(d, lanes)
+    sigma, of_read, rounding, of_v = error(d, lanes), error(n, lanes), error(n, lanes), error(n, lanes)
+    read = (keys + kappa) * (state + moved + sigma) + of_read
+    has = [a + b for a, b in zip(weights, of_weights, strict=True)]
+    operand = written + of_written - weighted(has, read) + rounding
+    v_found = (x + xi) * operand + of_v
+    right_k = weighted(weights, keys)
+    right = written - right_k * state
+    delta = v_found - (x * right - x * right_k * moved)
+    of_product = kappa * (state + moved) + (keys + kappa) * sigma + of_read
+    rho = of_written - weighted(of_weights, read) - weighted(weights, of_product) + rounding
+    require(delta == xi * (right - right_k * moved) + (x + xi) * rho + of_v, "the identity of residuals fails")
+    allowed = sizes(xi * right) + sizes(xi) * sizes(right_k * moved) + sizes(x + xi) * sizes(rho) + sizes(of_v)
+    require(at_most(sizes(delta), allowed), "an update from a residual errs by more than the bound")
 
 
 def _carries(numbers: random.Random, *, small: bool) -> float:

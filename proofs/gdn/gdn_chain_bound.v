@@ -186,6 +186,39 @@ repeat (eapply Rle_trans; [apply Rabs_triang | apply Rplus_le_compat]); auto usi
 Qed.
 End Reads.
 
+(* The residual first: V = X (right_v - right_k S), of which the kernel has the operand Rc. *)
+Section Residual.
+Variables (n d : nat).
+Variables X Xc right_v right_k S E Rc eV V : matrix.
+Definition off_x := sub Xc X.
+Definition residual := sub right_v (mul d right_k S).
+Definition rho := sub Rc (sub residual (mul d right_k E)).
+Hypothesis residual_updates : forall i j, V i j = mul n Xc Rc i j + eV i j.
+Definition delta_r := sub V (sub (mul n X residual) (mul d (mul n X right_k) E)).
+
+Lemma delta_r_is : forall i j, delta_r i j =
+  mul n off_x residual i j - mul n off_x (mul d right_k E) i j + mul n Xc rho i j + eV i j.
+Proof.
+intros i j. unfold delta_r, sub at 1. rewrite residual_updates.
+unfold sub at 1. rewrite <- mul_assoc. unfold off_x, rho. rewrite !mul_sub_l, !mul_sub_r. ring.
+Qed.
+
+Theorem residual_updates_bound : below (size delta_r) (fun i j =>
+  size (mul n off_x residual) i j + mul n (size off_x) (size (mul d right_k E)) i j
+  + mul n (size Xc) (size rho) i j + size eV i j).
+Proof.
+intros i j. unfold size at 1. rewrite delta_r_is.
+assert (T1 : Rabs (mul n off_x (mul d right_k E) i j) <= mul n (size off_x) (size (mul d right_k E)) i j) by apply mul_size.
+assert (T2 : Rabs (mul n Xc rho i j) <= mul n (size Xc) (size rho) i j) by apply mul_size.
+replace (size (mul n off_x residual) i j) with (Rabs (mul n off_x residual i j)) by reflexivity.
+replace (size eV i j) with (Rabs (eV i j)) by reflexivity.
+assert (A : forall a b c e, Rabs (a - b + c + e) <= Rabs a + Rabs b + Rabs c + Rabs e).
+{ intros. unfold Rminus. assert (H1 := Rabs_triang (a + - b + c) e). assert (H2 := Rabs_triang (a + - b) c).
+  assert (H3 := Rabs_triang a (- b)). rewrite Rabs_Ropp in H3. lra. }
+eapply Rle_trans. apply A. lra.
+Qed.
+End Residual.
+
 (* Over chunks: E_0 = 0, E_(m+1) = T_m E_m + a_m, where a_m = K_m delta_m + rest_m is what chunk m adds. *)
 Section Chain.
 Variables (n d : nat).

@@ -344,17 +344,25 @@ def _chunk(
     def dot(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return execution.product(x, y, steps.precision)
 
-    pairs = dot(np.concatenate([k, q]), k.T)
-    lower = np.tril(execution.mul(execution.mul(pairs[:n], d), beta), -1)
+    def reading(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        return execution.product(x, y, steps.reading)
+
+    lower = np.tril(execution.mul(execution.mul(dot(k, k.T), d), beta), -1)
+    scores = np.tril(execution.mul(reading(q, k.T), d))
+    decayed, values = execution.mul(state, from_start[-1]), execution.mul(v, beta)
     padded = np.zeros((CHUNK, CHUNK))
     padded[:n, :n] = lower
     x = inverse(padded, steps.inverse, execution)[:n, :n]
-    right = np.concatenate([execution.mul(v, beta), execution.mul(k, execution.mul(beta, from_start))], axis=1)
-    both = dot(x, right)
-    update = execution.onto(both[:, :lanes], -both[:, lanes:], state, steps.precision)
-    read = dot(execution.mul(q, from_start), state)
-    out = execution.onto(read, np.tril(execution.mul(pairs[n:], d)), update, steps.precision)
-    after = execution.onto(execution.mul(state, from_start[-1]), execution.mul(k, to_end).T, update, steps.precision)
+    if steps.updates == "residual":
+        predicted = execution.mul(execution.mul(beta, from_start), dot(k, state))
+        update = dot(x, execution.add(values, -predicted))
+        read, writers, written = execution.mul(from_start, reading(q, state)), k, execution.mul(to_end, update)
+    else:
+        both = dot(x, np.concatenate([values, execution.mul(k, execution.mul(beta, from_start))], axis=1))
+        update = execution.onto(both[:, :lanes], -both[:, lanes:], state, steps.precision)
+        read, writers, written = reading(execution.mul(q, from_start), state), execution.mul(k, to_end), update
+    out = execution.onto(read, scores, update, steps.reading)
+    after = execution.onto(decayed, writers.T, written, steps.precision)
     return (nearest(out, BF16) if steps.out == "bf16" else out), after
 
 

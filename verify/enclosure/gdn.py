@@ -175,6 +175,15 @@ class _Decays:
     to_end: Ball
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Pairs:
+    """What tokens of a chunk have in pairs: decays, X, tril(P D)."""
+
+    decays: _Decays
+    inverse: Ball
+    scores: Ball
+
+
 def decays(g: Ball, form: str, machine: Machine) -> _Decays:
     """exp of sums of log-decays over segments; a hard reset inside one gives exactly 0."""
     n = len(g.mid)
@@ -204,16 +213,36 @@ def decays(g: Ball, form: str, machine: Machine) -> _Decays:
 
 def chunk(rows: Rows, state: Ball, steps: ChunkSteps, machine: Machine) -> tuple[Ball, Ball]:
     """One chunk of one head of at most 64 tokens: outputs `[n, d_v]`, and the state after it `[d_k, d_v]`."""
-    precision = steps.precision
-    n, lanes = rows.v.shape
+    precision, n = steps.precision, len(rows.v.mid)
     d = decays(rows.g, steps.decay, machine)
     beta = Ball(rows.beta.mid[:, None], rows.beta.rad[:, None])
-    pairs = machine.product(stacked(rows.k, rows.q), rows.k.T, precision)
     below, within = (np.tril(np.ones((n, n), dtype=bool), at) for at in (-1, 0))
     zero = Ball.exact(np.zeros((n, n)))
-    lower = where(below, machine.mul(machine.mul(pairs[:n], d.between), beta), zero)
-    scores = where(within, machine.mul(pairs[n:], d.between), zero)
+    pairs, scores = (machine.product(a, rows.k.T, p) for a, p in ((rows.k, precision), (rows.q, steps.reading)))
+    lower = where(below, machine.mul(machine.mul(pairs, d.between), beta), zero)
+    scores = where(within, machine.mul(scores, d.between), zero)
     x = inverse(lower, steps, machine.device)
+    found = _residual if steps.updates == "residual" else _products
+    out, after = found(dataclasses.replace(rows, beta=beta), _Pairs(d, x, scores), state, steps, machine)
+    return (machine.to_bf16(out) if steps.out == "bf16" else out), after
+
+
+def _residual(rows: Rows, pairs: _Pairs, state: Ball, steps: ChunkSteps, machine: Machine) -> tuple[Ball, Ball]:
+    """Outputs and state, the residual first."""
+    d, precision, reading, n = pairs.decays, steps.precision, steps.reading, len(rows.v.mid)
+    predicted = machine.mul(machine.mul(rows.beta, d.from_start), machine.product(rows.k, state, precision))
+    update = machine.product(pairs.inverse, machine.add(machine.mul(rows.v, rows.beta), -predicted), precision)
+    read = machine.mul(d.from_start, machine.product(rows.q, state, reading))
+    out = machine.onto(read, machine.product(pairs.scores, update, reading), pairs.scores, update, reading)
+    scaled = machine.mul(d.to_end, update)
+    writes = machine.product(rows.k.T, scaled, precision, partial=4)
+    return out, machine.onto(machine.mul(state, d.from_start[n - 1 : n]), writes, rows.k.T, scaled, precision)
+
+
+def _products(rows: Rows, pairs: _Pairs, state: Ball, steps: ChunkSteps, machine: Machine) -> tuple[Ball, Ball]:
+    """Outputs and state from U and W."""
+    d, x, scores, beta, precision = pairs.decays, pairs.inverse, pairs.scores, rows.beta, steps.precision
+    n, lanes = rows.v.shape
     right = concatenate([machine.mul(rows.v, beta), machine.mul(rows.k, machine.mul(beta, d.from_start))], 1)
     both = machine.product(x, right, precision)
     readers = stacked(both[:, lanes:], machine.mul(rows.q, d.from_start))
@@ -224,7 +253,7 @@ def chunk(rows: Rows, state: Ball, steps: ChunkSteps, machine: Machine) -> tuple
     writes = machine.product(writers, update, precision)
     out = machine.onto(reads[n:], writes[:n], writers[:n], update, precision)
     after = machine.onto(machine.mul(state, d.from_start[n - 1 : n]), writes[n:], writers[n:], update, precision)
-    return (machine.to_bf16(out) if steps.out == "bf16" else out), after
+    return out, after
 
 
 def inverse(lower: Ball, steps: ChunkSteps, device: DeviceModel) -> Ball:

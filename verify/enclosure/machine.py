@@ -89,12 +89,15 @@ class Machine:
         size = left.size @ right.size
         return self._summed(left @ right, np.maximum(n - 1 + spare, 0) * self.device.dot_unit_roundoff, size, 2 * n)
 
-    def product(self, left: Ball, right: Ball, precision: str) -> Ball:
-        """A matrix product of FP32 matrices: operands rounded to BF16, or split in two (`bf16x3`)."""
+    def product(self, left: Ball, right: Ball, precision: str, *, partial: int = 3) -> Ball:
+        """A matrix product of FP32 matrices: operands rounded to BF16, or split in two (`bf16x3`).
+
+        `partial` partial products of split operands are one sum.
+        """
         a, b = self.entering(left, precision), self.entering(right, precision)
         if precision == "bf16":
             return self.dot(a, b)
-        return self._register((a @ b).widened(self.arithmetic(precision).accumulated(a.size, b.size)))
+        return self._register((a @ b).widened(self.arithmetic(precision).accumulated(a.size, b.size, partial=partial)))
 
     def onto(self, addend: Ball, found: Ball, left: Ball, right: Ball, precision: str) -> Ball:
         """An addend plus a product that was `found`: the compiler may make it the product's accumulator."""

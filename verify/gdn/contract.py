@@ -20,7 +20,7 @@ from verify.gdn.inverse_levels import Arithmetic, half_spacing
 from verify.gdn.inverse_steps import CHUNK
 from verify.gdn.layout import initial_state, key_head
 from verify.gdn.problem import shapes
-from verify.gdn.steps import PIECES, PIECES_SIZE, SUB_BLOCK
+from verify.gdn.steps import PIECES, PIECES_SIZE, SUB_BLOCK, refuse_channels
 from verify.rounding import BF16, nearest
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def _head(
     out, inside = np.zeros((tokens, lanes)), inputs.inside[:, key].copy()
     final, here, kept = np.zeros_like(state), True, True
     q = _scaled(inputs.q, problem.scale, device)
+    kind = _ResidualChunk if steps.updates == "residual" else _Chunk
     with np.errstate(over="ignore", invalid="ignore"):
         for start, stop in steps.chunks(problem.sequences.span(sequence), taken):
             part = slice(start, stop)
@@ -152,7 +153,7 @@ def _head(
                 _of(inputs.beta, part, head),
                 _of(inputs.g, part, head),
             )
-            chunk = _Chunk(rows, state, carried, how)
+            chunk = kind(rows, state, carried, how)
             out[part] = chunk.outputs()
             # An overflow is infinite, and 0 times it NaN in every row of the products that the tile's tokens share.
             here = here and bool(inside[part].all()) and chunk.within
@@ -195,6 +196,7 @@ class _Chunk:
         self.steps, self.device = how
         self.carried, self.state_before = carried, state
         self.arithmetic = Arithmetic(self.steps.precision, self.device)
+        self.reading = Arithmetic(self.steps.reading, self.device)
         self.unit = self.device.unit_roundoff
         self.within = True  # nothing so far may overflow
         self.rows = rows
@@ -207,18 +209,18 @@ class _Chunk:
         """Sums of sizes that FP32 has to hold."""
         self.within = self.within and all(bool((x <= LARGEST).all()) for x in sizes)
 
-    def _product(self, left: Approx, right: Approx) -> Approx:
+    def _product(self, left: Approx, right: Approx, arithmetic: Arithmetic) -> Approx:
         """A matrix product of FP32 values that are known up to errors: operands rounded, FP32 sums."""
-        a, b = self._operand(left), self._operand(right)
+        a, b = self._operand(left, arithmetic), self._operand(right, arithmetic)
         exact = left.value @ right.value
         error = np.abs(a.value @ b.value - exact) + a.error @ (np.abs(b.value) + b.error) + np.abs(a.value) @ b.error
-        error = error + self.arithmetic.accumulated(np.abs(a.value) + a.error, np.abs(b.value) + b.error)
+        error = error + arithmetic.accumulated(np.abs(a.value) + a.error, np.abs(b.value) + b.error)
         return Approx(exact, error)
 
-    def _operand(self, x: Approx) -> Approx:
+    def _operand(self, x: Approx, arithmetic: Arithmetic) -> Approx:
         """What enters a product, itself: with known roundings mostly one number, to which both ends of x round."""
-        if self.steps.precision != "bf16" or self.steps.operands != "known":
-            return self._entering(x)
+        if arithmetic.precision != "bf16" or self.steps.operands != "known":
+            return self._entering(x, arithmetic)
         with np.errstate(invalid="ignore", over="ignore"):
             room = x.error * EVALUATION  # float64's own rounding of x.value is far below an FP32 rounding
             low, high = nearest(x.value - room, BF16), nearest(x.value + room, BF16)
@@ -228,9 +230,9 @@ class _Chunk:
         unknown = ~np.isfinite(middle) | ~np.isfinite(rest)
         return Approx(np.where(unknown, x.value, middle), np.where(unknown, np.inf, rest))
 
-    def _entering(self, x: Approx) -> Approx:
+    def _entering(self, x: Approx, arithmetic: Arithmetic) -> Approx:
         """The same about x: its error and the rounding together."""
-        return Approx(x.value, x.error + self.arithmetic.rounded(np.abs(x.value) + x.error))
+        return Approx(x.value, x.error + arithmetic.rounded(np.abs(x.value) + x.error))
 
     def _times(self, x: Approx, factor: Approx) -> Approx:
         """An elementwise FP32 product."""
@@ -248,18 +250,20 @@ class _Chunk:
         self.from_start = Approx(decay.value[:, 0], decay.error[:, 0])
         self.to_end = Approx(decay.value[-1, 1:], decay.error[-1, 1:])
         between = Approx(decay.value[:, 1:], decay.error[:, 1:])
+        pairs = ((rows.k, self.arithmetic), (rows.q, self.reading))
         if rows.g.value.ndim == 1:
             d, transposed = _lane(between), _transposed(rows.k)
-            a, p = (self._times(self._product(x, transposed), d) for x in (rows.k, rows.q))
+            a, p = (self._times(self._product(x, transposed, how), d) for x, how in pairs)
         else:
-            a, p = (self._decayed_pairs(x, between) for x in (rows.k, rows.q))
+            refuse_channels(self.steps)
+            a, p = (self._decayed_pairs(x, between, how) for x, how in pairs)
         self.beta = Approx(rows.beta.value[:, None], rows.beta.error[:, None])
         lower = self._times(a, self.beta)
         below, within = (np.tril(np.ones((n, n), dtype=bool), at) for at in (-1, 0))
         self.lower = Approx(*(np.where(below, x, 0.0) for x in (lower.value, lower.error)))
         self.scores = Approx(*(np.where(within, x, 0.0) for x in (p.value, p.error)))
 
-    def _decayed_pairs(self, left: Approx, d: Approx) -> Approx:
+    def _decayed_pairs(self, left: Approx, d: Approx, arithmetic: Arithmetic) -> Approx:
         """sum_c left_ic D_ijc k_jc for j up to i: FP32 in sub-blocks on the diagonal, products below them."""
         n, keys = self.n, self.rows.k
         size = SUB_BLOCK if self.steps.channels == "blocks" else n
@@ -272,7 +276,7 @@ class _Chunk:
                 rows = self._times(_rows(left, part), Approx(d.value[part, start], d.error[part, start]))
                 before = slice(0, start)
                 columns = self._times(_rows(keys, before), Approx(d.value[start, before], d.error[start, before]))
-                found = self._product(rows, _transposed(columns))
+                found = self._product(rows, _transposed(columns), arithmetic)
                 value[part, before], error[part, before] = found.value, found.error
         return Approx(value, error)
 
@@ -327,26 +331,32 @@ class _Chunk:
         padded[: self.n] = right
         return self.found.applied(padded)[: self.n] + self.rounding_x @ np.abs(right)
 
+    def _entering_inverse(self) -> tuple[Approx, np.ndarray]:
+        """X as an operand, and its size."""
+        strict = Approx(self.inverse.value - np.eye(self.n), self.inverse.error)
+        x = Approx(self.inverse.value, self._entering(strict, self.arithmetic).error)  # ones are exact
+        self.rounding_x = self.arithmetic.rounded(np.abs(strict.value) + strict.error)
+        return x, np.abs(x.value) + x.error
+
+    def _entering_state(self) -> tuple[np.ndarray, ...]:
+        """Sizes of the state, of its error, of what is lost where it enters a product, and of all three."""
+        size, moved = np.abs(self.state_before), self.carried.through(np.eye(len(self.state_before)), self.lanes)
+        entering = self.arithmetic.rounded(size + moved)
+        self.state_error, self.entering_state, self.most_state = moved, entering, size + moved + entering
+        return size, moved, entering, self.most_state
+
     def _updates(self) -> None:
         """V = X (beta v - beta k exp(G) S): what is not the earlier state's error."""
         rows, state = self.rows, self.state_before
         arithmetic = self.arithmetic
         exact_v = self._times(rows.v, self.beta)
         exact_k = self._times(rows.k, self._times(self.beta, self.from_start))
-        in_v, in_k = self._operand(exact_v), self._operand(exact_k)
+        in_v, in_k = (self._operand(x, arithmetic) for x in (exact_v, exact_k))
         off_v, off_k = in_v.value - exact_v.value, in_k.value - exact_k.value
         right_v = Approx(exact_v.value, np.abs(off_v) + in_v.error)
         right_k = Approx(exact_k.value, np.abs(off_k) + in_k.error)
-        strict = Approx(self.inverse.value - np.eye(self.n), self.inverse.error)
-        x = Approx(self.inverse.value, self._entering(strict).error)  # ones are exact
-        self.rounding_x = arithmetic.rounded(np.abs(strict.value) + strict.error)
-        size_x = np.abs(x.value) + x.error
-        size_state = np.abs(state)
-        moved = self.carried.through(np.eye(len(state)), self.lanes)
-        self.state_error = moved
-        entering_state = arithmetic.rounded(size_state + moved)
-        most_state = size_state + moved + entering_state
-        self.entering_state, self.most_state = entering_state, most_state
+        x, size_x = self._entering_inverse()
+        size_state, moved, entering_state, most_state = self._entering_state()
         exact_right = rows.v.value * self.beta.value - (rows.k.value * self.beta.value * self.from_start.value) @ state
         w = x.value @ right_k.value
         of_k = np.abs(x.value @ off_k) + np.abs(x.value) @ in_k.error
@@ -377,9 +387,9 @@ class _Chunk:
     def outputs(self) -> np.ndarray:
         """Bounds of the outputs."""
         arithmetic, state = self.arithmetic, self.state_before
-        scores = self._entering(self.scores)
+        scores = self._entering(self.scores, arithmetic)
         queries = self._times(self.rows.q, self.from_start)
-        entering = self._entering(queries)
+        entering = self._entering(queries, arithmetic)
         size_q = np.abs(entering.value) + entering.error
         size_p = np.abs(scores.value) + scores.error
         exact = queries.value @ state + self.scores.value @ self.v_new.value
@@ -391,6 +401,10 @@ class _Chunk:
         read = size_q @ self.most_state
         error = error + arithmetic.joined(read, size_p, self.most_v)
         self._demand(read + size_p @ self.most_v)
+        return self._returned(exact, error)
+
+    def _returned(self, exact: np.ndarray, error: np.ndarray) -> np.ndarray:
+        """The error of outputs in their format."""
         if self.steps.out == "bf16":
             error = error + half_spacing(np.abs(exact) + error) + self.device.smallest_normal
         return error
@@ -399,7 +413,7 @@ class _Chunk:
         """The exact state after the chunk; its error goes to `carried`."""
         arithmetic, state = self.arithmetic, self.state_before
         keys = self._times(self.rows.k, self.to_end)
-        entering = self._entering(keys)
+        entering = self._entering(keys, arithmetic)
         size = (np.abs(entering.value) + entering.error).T
         kept = Approx(self.from_start.value[-1], self.from_start.error[-1])
         after = state * kept.value[:, None] + keys.value.T @ self.v_new.value
@@ -414,3 +428,89 @@ class _Chunk:
         transition = kept.value[:, None] * np.eye(len(state)) - keys.value.T @ self.w
         self.carried.advance(transition, [(keys.value.T, self.v_new.error), (np.eye(len(state)), error)])
         return after
+
+
+class _ResidualChunk(_Chunk):
+    """The same with the residual first (the document's section 6a)."""
+
+    def _updates(self) -> None:
+        """V = X (beta v - beta exp(G) (k S)): what is not the earlier state's error."""
+        rows, state, arithmetic = self.rows, self.state_before, self.arithmetic
+        x, size_x = self._entering_inverse()
+        size_state, moved, entering_state, most_state = self._entering_state()
+        keys = self._entering(rows.k, arithmetic)
+        size_k = np.abs(keys.value) + keys.error
+        # k S, beside k E
+        read_error = keys.error @ (size_state + moved) + size_k @ entering_state
+        read_error = read_error + arithmetic.accumulated(size_k, most_state)
+        most_read = np.abs(rows.k.value) @ (size_state + moved) + read_error
+        weights, written = self._times(self.beta, self.from_start), self._times(rows.v, self.beta)
+        most_weight = np.abs(weights.value) + weights.error
+        taken = most_weight * most_read
+        most_right = np.abs(written.value) + written.error + taken
+        # beta v - beta exp(G) (k S), beside beta exp(G) k E: a product and a difference are rounded
+        error = written.error + weights.error * most_read + np.abs(weights.value) * read_error
+        error = error + self.unit * (taken + (1.0 + self.unit) * most_right) + 2.0 * self.device.smallest_normal
+        most_right = most_right * (1.0 + self.unit) ** 2 + 2.0 * self.device.smallest_normal
+        entering = arithmetic.rounded(most_right)
+        error, most_right = error + entering, most_right + entering
+        exact_k = rows.k.value * weights.value
+        exact_right = rows.v.value * self.beta.value - exact_k @ state
+        v_new = x.value @ exact_right
+        of_x = np.minimum(x.error @ np.abs(exact_right), self._missed(exact_right))
+        read = np.minimum(np.abs(exact_k) @ moved, self.carried.through(exact_k, self.lanes))
+        delta = of_x + x.error @ read + size_x @ error + arithmetic.accumulated(size_x, most_right)
+        self.w = x.value @ exact_k
+        self.v_new = Approx(v_new, delta)
+        self.most_v = np.abs(v_new) + delta + self.carried.through(self.w, self.lanes)
+        self._demand(size_k @ most_state, most_right, size_x @ most_right)
+
+    def outputs(self) -> np.ndarray:
+        """Bounds of the outputs, whose products have operands of their own."""
+        rows, state, reading = self.rows, self.state_before, self.reading
+        scores, queries = self._entering(self.scores, reading), self._entering(rows.q, reading)
+        size_p, size_q = (np.abs(x.value) + x.error for x in (scores, queries))
+        size_state = np.abs(state) + self.state_error
+        entering_state = reading.rounded(size_state)
+        most_state = size_state + entering_state
+        entering_v = reading.rounded(self.most_v)
+        most_v = self.most_v + entering_v
+        # q S, beside q E
+        read_error = queries.error @ size_state + size_q @ entering_state + reading.accumulated(size_q, most_state)
+        most_read = size_q @ most_state + reading.accumulated(size_q, most_state)
+        decay = self.from_start
+        read = (np.abs(decay.value) + decay.error) * most_read
+        error = decay.error * most_read + np.abs(decay.value) * read_error
+        error = error + self.unit * read + self.device.smallest_normal
+        error = error + np.abs(self.scores.value) @ (self.v_new.error + entering_v) + scores.error @ most_v
+        error = error + reading.accumulated(size_p, most_v)
+        moved = decay.value * rows.q.value
+        error = error + self.carried.through(moved - self.scores.value @ self.w, self.lanes)
+        error = error + reading.joined(read, size_p, most_v)
+        self._demand(most_read, read + size_p @ most_v)
+        return self._returned(moved @ state + self.scores.value @ self.v_new.value, error)
+
+    def advance(self) -> np.ndarray:
+        """The exact state after the chunk; its error goes to `carried`."""
+        rows, state, arithmetic = self.rows, self.state_before, self.arithmetic
+        keys = self._entering(rows.k, arithmetic)
+        size = (np.abs(keys.value) + keys.error).T
+        # exp(G_C - G) V, beside what V errs by
+        decay = self.to_end
+        most = (np.abs(decay.value) + decay.error) * self.most_v * (1.0 + self.unit) + self.device.smallest_normal
+        entering = arithmetic.rounded(most)
+        scaled = decay.error * self.most_v + self.unit * most + self.device.smallest_normal + entering
+        most = most + entering
+        kept = Approx(self.from_start.value[-1], self.from_start.error[-1])
+        error = keys.error.T @ most + np.abs(rows.k.value).T @ scaled
+        error = error + arithmetic.accumulated(size, most, partial=4)
+        error = error + kept.error[:, None] * (np.abs(state) + self.state_error)
+        decayed = (np.abs(state) + self.state_error) * (kept.value + kept.error)[:, None]
+        error = error + arithmetic.joined(decayed, size, most)
+        whole = decayed + size @ most
+        error = error + self.device.smallest_normal * (whole > 0)
+        self._demand(whole)
+        written = (rows.k.value * decay.value).T
+        transition = kept.value[:, None] * np.eye(len(state)) - written @ self.w
+        self.carried.advance(transition, [(written, self.v_new.error), (np.eye(len(state)), error)])
+        return state * kept.value[:, None] + written @ self.v_new.value

@@ -54,15 +54,16 @@ class Arithmetic:
         return np.where(rest > 0.0, rest + self.device.smallest_normal, 0.0)
 
     def accumulated(
-        self, left: Float64[np.ndarray, "m n"], right: Float64[np.ndarray, "n p"]
+        self, left: Float64[np.ndarray, "m n"], right: Float64[np.ndarray, "n p"], *, partial: int = 3
     ) -> Float64[np.ndarray, "m p"]:
         """What summing in FP32 costs, for operands (as they enter the product) of at most these sizes.
 
         With split operands, the product of the low halves is left out: each is at most half a spacing of its operand.
+        `partial` partial products are one sum; with 4 the low halves' is among them, and charged all the same.
         """
         size = left @ right
         split = self.precision == "bf16x3"
-        terms = left.shape[1] * (3 if split else 1)
+        terms = left.shape[1] * (partial if split else 1)
         summing = np.expm1(terms * self.device.dot_unit_roundoff) * (1.0 + (2.0**-6 if split else 0.0))
         error = summing * size + np.where(size > 0.0, 2.0 * terms * self.device.smallest_normal, 0.0)
         return error + half_spacing(left) @ half_spacing(right) if split else error

@@ -9,7 +9,8 @@ A sequence goes through in chunks of 64 tokens.  Per chunk and value head, with 
     V = U - R
     [O; S] += [tril(P D); (k exp(G_C - G))^T] V,  S decayed by exp(G_C)
 
-Operands of matrix products are BF16 or hi/lo pairs, everything else is FP32.
+or, with the residual first (`updates`), V = X (beta v - beta exp(G) (k S)), O = exp(G) (q S) + tril(P D) V and
+S += k^T (exp(G_C - G) V).  Operands of matrix products are BF16 or hi/lo pairs, everything else is FP32.
 
 With one decay per key channel (KDA), A_ij = sum_c k_ic k_jc D_ijc and so is P; exp(G) and exp(G_C - G) have channels.
 In sub-blocks of 16 tokens on the diagonal the sum is FP32, term by term; below them it is a matrix product through the
@@ -50,6 +51,7 @@ LEAST_LOG_DECAY = np.float32(-200.0)
 OUTPUTS = ("bf16", "fp32")
 OPERANDS = ("any", "known")
 CHANNELS = ("blocks", "pairs")
+UPDATES = ("products", "residual")
 SUB_BLOCK = 16
 """Tokens of a sub-block, for decays per channel."""
 
@@ -70,6 +72,9 @@ class ChunkSteps:
             the formulas above, k, scaled q, beta v and beta k exp(G); "any": others as large are allowed too, such as
             beta k in the place of k.  The emulation is "known"; the contract's bound is smaller for it.
         channels: of decays per channel: "blocks" as above, "pairs": every pair of tokens in FP32.
+        updates: "products": U, W and V = U - W S; "residual": the state's prediction is taken from beta v before X is
+            applied, gates multiply products and V instead of q and k, and the products that reach the outputs alone,
+            q k^T, q S and tril(P D) V, have BF16 operands.
         snap: the first chunk starts at a multiple of this many rows, at or before the sequence's first token.
         tile: tokens, from the first chunk's start on, whose rows share matrix products: what one of them makes of an
             overflow, the others may have too.
@@ -83,6 +88,7 @@ class ChunkSteps:
     out: str = "bf16"
     operands: str = "any"
     channels: str = "blocks"
+    updates: str = "products"
     snap: int = 1
     tile: int = CHUNK
 
@@ -95,6 +101,7 @@ class ChunkSteps:
             ("out", self.out, OUTPUTS),
             ("operands", self.operands, OPERANDS),
             ("channels", self.channels, CHANNELS),
+            ("updates", self.updates, UPDATES),
         )
         for name, value, allowed in choices:
             if value not in allowed:
@@ -103,6 +110,11 @@ class ChunkSteps:
         if self.tile < CHUNK or self.tile % CHUNK:
             message = f"tile must be a multiple of {CHUNK}, got {self.tile}"
             raise ValueError(message)
+
+    @property
+    def reading(self) -> str:
+        """Precision of the products that reach the outputs alone."""
+        return "bf16" if self.updates == "residual" else self.precision
 
     def tile_start(self, span: slice, start: int) -> int:
         """First token of the tile that the chunk from `start` on belongs to, within the sequence."""
@@ -123,6 +135,8 @@ class ChunkSteps:
 BF16_STEPS = ChunkSteps()
 SPLIT_STEPS = ChunkSteps(InverseSteps("bf16x3"), precision="bf16x3")
 """The two modes."""
+RESIDUAL_STEPS = dataclasses.replace(SPLIT_STEPS, updates="residual")
+"""hi/lo where the state is concerned, the residual first."""
 KNOWN_STEPS = ChunkSteps(operands="known")
 """BF16 with known operands."""
 
@@ -289,20 +303,35 @@ def _decayed_pairs(left: np.ndarray, k: np.ndarray, d: np.ndarray, steps: ChunkS
 def _chunk(parts: tuple[np.ndarray, ...], state: np.ndarray, steps: ChunkSteps) -> tuple[np.ndarray, np.ndarray]:
     q, k, v, beta, g = parts
     n, lanes = v.shape
-    dot = product(steps.precision)
+    dot, reading = product(steps.precision), product(steps.reading)
     d, from_start, to_end = decays(g, steps.decay)
     if g.ndim == 1:
-        stacked = dot(np.concatenate([k, q]), k.T)
-        pairs, scores = stacked[:n] * d, stacked[n:] * d
+        pairs, scores = dot(k, k.T) * d, reading(q, k.T) * d
         from_start, to_end = from_start[:, None], to_end[:, None]
     else:
-        pairs, scores = (_decayed_pairs(x, k, d, steps, dot) for x in (k, q))
+        refuse_channels(steps)
+        pairs, scores = (_decayed_pairs(x, k, d, steps, each) for x, each in ((k, dot), (q, reading)))
     padded = np.zeros((CHUNK, CHUNK), np.float32)
     padded[:n, :n] = np.tril(beta[:, None] * pairs, -1)
     x = invert(padded, steps.inverse)[:n, :n]
-    right = np.concatenate([v * beta[:, None], k * (beta[:, None] * from_start)], axis=1)
+    decayed, values = state * from_start[-1][:, None], v * beta[:, None]
+    if steps.updates == "residual":
+        update = dot(x, values - (beta[:, None] * from_start) * dot(k, state))
+        out = from_start * reading(q, state) + reading(scores, update)
+        return out, decayed + dot(k.T, to_end * update)
+    right = np.concatenate([values, k * (beta[:, None] * from_start)], axis=1)
     both = dot(x, right)
-    reads = dot(np.concatenate([both[:, lanes:], q * from_start]), state)
-    update = both[:, :lanes] - reads[:n]
-    writes = dot(np.concatenate([scores, (k * to_end).T]), update)
-    return reads[n:] + writes[:n], state * from_start[-1][:, None] + writes[n:]
+    update = both[:, :lanes] - dot(both[:, lanes:], state)
+    out = reading(q * from_start, state) + reading(scores, update)
+    return out, decayed + dot((k * to_end).T, update)
+
+
+def refuse_channels(steps: ChunkSteps) -> None:
+    """The residual form multiplies V by decays, of which there has to be one per head.
+
+    Raises:
+        ValueError: the steps have that form; called for decays per channel.
+    """
+    if steps.updates == "residual":
+        message = "updates must be 'products' where decays are per channel, got 'residual'"
+        raise ValueError(message)

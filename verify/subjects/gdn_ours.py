@@ -105,7 +105,9 @@ def lacking(problem: GdnProblem) -> str | None:
 
 def steps(precision: str) -> ChunkSteps:
     """The roundings of a precision."""
-    return ChunkSteps(InverseSteps(precision, "add"), precision=precision, decay="pieces", snap=8, tile=128)
+    updates = "residual" if precision == "bf16x3" else "products"
+    inverse = InverseSteps(precision, "add")
+    return ChunkSteps(inverse, precision=precision, decay="pieces", updates=updates, snap=8, tile=128)
 
 
 def _subject(precision: str) -> GdnSubject:

@@ -16,7 +16,7 @@ from verify.gdn.cases import GdnCase, every_family
 from verify.gdn.contract import contract_bound
 from verify.gdn.inverse_steps import InverseSteps
 from verify.gdn.judge import judge
-from verify.gdn.steps import BF16_STEPS, KNOWN_STEPS, SPLIT_STEPS, ChunkSteps, run
+from verify.gdn.steps import BF16_STEPS, KNOWN_STEPS, RESIDUAL_STEPS, SPLIT_STEPS, ChunkSteps, run
 from verify.subjects import gdn_ours
 from verify.subjects.gdn_ours import run_flywheel_gdn
 from verify.verdict import Verdict
@@ -28,6 +28,7 @@ HEADS = (1, 1, 8, 4)
 STEPS = {
     "bf16": BF16_STEPS,
     "bf16x3": SPLIT_STEPS,
+    "residual first": RESIDUAL_STEPS,
     "sigmoid, rounded copies, fp32 out": ChunkSteps(
         InverseSteps("bf16x3", "multiply"), "bf16x3", silu="sigmoid", convolution="bf16", out="fp32"
     ),

@@ -15,7 +15,17 @@ from verify.gdn.contract_recurrent import recurrent_bound
 from verify.gdn.inverse_steps import InverseSteps
 from verify.gdn.power import powerless
 from verify.gdn.problem import GdnProblem, Problem
-from verify.gdn.steps import BF16_STEPS, KNOWN_STEPS, SPLIT_STEPS, ChunkSteps, decays, run, run_recurrent, silu
+from verify.gdn.steps import (
+    BF16_STEPS,
+    KNOWN_STEPS,
+    RESIDUAL_STEPS,
+    SPLIT_STEPS,
+    ChunkSteps,
+    decays,
+    run,
+    run_recurrent,
+    silu,
+)
 
 VARIANTS = {
     "bf16": BF16_STEPS,
@@ -26,6 +36,8 @@ VARIANTS = {
     "sigmoid, rounded copies, fp32 out": ChunkSteps(
         InverseSteps("bf16x3", "multiply"), "bf16x3", silu="sigmoid", convolution="bf16", out="fp32"
     ),
+    "residual first": RESIDUAL_STEPS,
+    "residual first, bf16, fp32 out": dataclasses.replace(BF16_STEPS, updates="residual", out="fp32"),
     "gates in pieces, snapped": dataclasses.replace(SPLIT_STEPS, decay="pieces", snap=8),
     "cumulative gates, snapped": dataclasses.replace(SPLIT_STEPS, decay="cumulative", snap=8),
 }
@@ -43,7 +55,9 @@ def check(problem: Problem, steps: ChunkSteps, name: str) -> None:
     assert (error <= bound.state + reference.state_error)[inside].all(), name
 
 
-@pytest.mark.parametrize("variant", ["bf16", "bf16x3", "bf16, known operands, fp32 out", "gates in pieces, snapped"])
+@pytest.mark.parametrize(
+    "variant", ["bf16", "bf16x3", "bf16, known operands, fp32 out", "gates in pieces, snapped", "residual first"]
+)
 def test_contract_holds(variant: str) -> None:
     """A few of all families, two sequences with a short tail; small heads."""
     check_sample(variant, 167)
@@ -258,12 +272,36 @@ def test_bound_of_channels_is_finite_where_factored_exponents_overflow() -> None
         ("convolution", "fft"),
         ("decay", "x"),
         ("out", "fp16"),
+        ("updates", "last"),
     ],
 )
 def test_unknown_steps_are_refused(field: str, value: str) -> None:
     """By name, value and rule."""
     with pytest.raises(ValueError, match=f"{field} must be one of .*, got '{value}'"):
         ChunkSteps(**{field: value})  # type: ignore[arg-type]
+
+
+def test_the_residual_form_has_one_decay_per_head() -> None:
+    """It multiplies V by decays: with one per channel of the key, emulation and contract refuse it."""
+    problem = GdnCase("random", "1", "mild", seed=1, lengths=(3,), heads=(1, 1, 8, 4), per_channel=True).rule()
+    for refusing in (
+        lambda: run(problem, RESIDUAL_STEPS),
+        lambda: contract_bound(problem, RESIDUAL_STEPS, CPU_INTERPRET),
+    ):
+        with pytest.raises(ValueError, match="updates must be 'products' where decays are per channel, got 'residual'"):
+            refusing()
+
+
+def test_outputs_of_the_residual_form_are_those_of_bf16_products() -> None:
+    """They err by more than products of pairs may, and the bound says so."""
+    problem = GdnCase("random", "up to 1", "mild", seed=3, lengths=(64,), heads=(1, 1, 32, 8)).rule()
+    reference = oracle_float64.gdn_chunked(problem)
+    single = dataclasses.replace(RESIDUAL_STEPS, out="fp32")
+    pairs = dataclasses.replace(SPLIT_STEPS, out="fp32")
+    bounds = {steps: contract_bound(problem, steps, CPU_INTERPRET) for steps in (single, pairs)}
+    error = np.abs(run(problem, single).out - reference.out)
+    assert error.max() > bounds[pairs].out.max()
+    assert (error <= bounds[single].out + reference.out_error).all()
 
 
 @pytest.mark.parametrize("tile", [0, 32, 100])

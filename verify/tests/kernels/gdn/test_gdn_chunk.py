@@ -9,9 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from flywheel.gdn import tile
-from flywheel.gdn.products import Track, beside, dot, interleave, kept, lockstep, multiply, parts, split, stack
-from verify.devices import CPU_INTERPRET
+from flywheel.gdn import residual, tile
+from flywheel.gdn.products import (
+    Track,
+    beside,
+    dot,
+    dot_shared,
+    dot_short,
+    interleave,
+    kept,
+    lockstep,
+    multiply,
+    parts,
+    split,
+    stack,
+)
+from verify.devices import BF16_UNIT_ROUNDOFF, CPU_INTERPRET
 from verify.gdn import oracle_float64
 from verify.gdn.cases import DECAYS, KEYS, GdnCase
 from verify.gdn.contract import contract_bound
@@ -131,6 +144,9 @@ def test_silu_of_twice() -> None:
     assert (np.abs(found - exact) <= room + CPU_INTERPRET.smallest_normal).all()
 
 
+RULES = {"bf16": tile.delta_rule_tile, "bf16x3": residual.delta_rule_tile}
+
+
 def run_tiles(problem: DeltaRuleProblem, precision: str) -> tuple[np.ndarray, np.ndarray]:
     """Outputs and final state of one sequence of one head, tile by tile."""
     assert problem.g is not None
@@ -138,11 +154,10 @@ def run_tiles(problem: DeltaRuleProblem, precision: str) -> tuple[np.ndarray, np
     state, outs = jnp.asarray(problem.state[0, 0]), []
     for start in range(0, problem.tokens, tile.TILE):
         here = slice(start, start + tile.TILE)
-        out, state = tile.delta_rule_tile(
+        out, state = RULES[precision](
             *(jnp.asarray(x[here], jnp.float32) for x in (q, k, v)),
             *(jnp.asarray(x[here, 0]) for x in (problem.beta, problem.g)),
             state,
-            precision=precision,  # type: ignore[arg-type]
         )
         outs.append(np.asarray(out, np.float64))
     return np.concatenate(outs), np.asarray(state, np.float64)
@@ -235,6 +250,33 @@ def test_hi_lo_operands() -> None:
     assert (np.abs(found - x.astype(np.float64) @ y) <= room).all()
     two = stack(of_x, of_y, axis=0)
     assert np.array_equal(dot(two, of_y)[:16], dot(of_x, of_y))
+
+
+@pytest.mark.parametrize("rows", [48, 64])
+def test_products_of_pairs_err_by_their_operands_and_sums(rows: int) -> None:
+    """With few rows, which are stacked and leave lo x lo out, and with more."""
+    rng = np.random.default_rng(rows)
+    x, y = (rng.standard_normal(shape).astype(np.float32) for shape in ((rows, 128), (128, 128)))
+    found = np.asarray(dot(*(parts(jnp.asarray(z), "bf16x3") for z in (x, y))), np.float64)
+    lost = 2.0 * SPLIT_UNIT + BF16_UNIT_ROUNDOFF**2  # both operands' ends, and lo x lo
+    room = (lost + np.expm1(3 * 128 * U)) * (np.abs(x) @ np.abs(y).astype(np.float64))
+    assert (np.abs(found - x.astype(np.float64) @ y) <= room).all()
+
+
+def test_short_products() -> None:
+    """Two chunks' matrices over 64 terms, alone and with several rights, of which the odd one is left over."""
+    rng = np.random.default_rng(3)
+    x = rng.standard_normal((128, 128)).astype(np.float32)
+    rights = [rng.standard_normal((64, 128)).astype(np.float32) for _ in range(3)]
+    of_rights = [parts(jnp.asarray(y), "bf16x3") for y in rights]
+    lefts = jax.jit(lambda z: residual.short(parts(z, "bf16x3")))(x)
+    for c, left in enumerate(lefts):
+        for found, y in zip(
+            (dot_short(left, of_rights[0]), *dot_shared(left, of_rights)), (rights[0], *rights), strict=True
+        ):
+            of_x = x[:, 64 * c : 64 * c + 64].astype(np.float64)
+            room = (2.0 * SPLIT_UNIT + SPLIT_UNIT**2 + np.expm1(4 * 64 * U)) * (np.abs(of_x) @ np.abs(y))
+            assert (np.abs(np.asarray(found, np.float64) - of_x @ y) <= room).all()
 
 
 def test_emission_order() -> None:
