@@ -139,7 +139,7 @@ FAULTS = (
     Fault(
         "values beyond the last key not cleared",
         "block.py",
-        "if keys_left < cell.fragment.size:",
+        "if keys_left < fragment.size:",
         "if keys_left < 0:",
     ),
     Fault(
@@ -152,15 +152,15 @@ FAULTS = (
     Fault(
         "accumulator rounded to BF16",
         "block.py",
-        "        refs.acc[:, cell.queries] = product\n",
-        "        refs.acc[:, cell.queries] = product.astype(jnp.bfloat16).astype(jnp.float32)\n",
+        "        acc[:, cell.queries] = product\n",
+        "        acc[:, cell.queries] = product.astype(jnp.bfloat16).astype(jnp.float32)\n",
     ),
     Fault("floor not checked", "tile.py", "(l >= SUM_FLOOR) & (l <= LANES * LANE_LIMIT)", "l <= LANES * LANE_LIMIT"),
     Fault(
         "last fragments dropped",
         "block.py",
-        "    if pending is not None:\n        block.drain(pending)\n    else:\n",
-        "    if pending is None:\n",
+        "    while pending:\n        block.add_values(pending.popleft())\n",
+        "",
     ),
     Fault(
         "queries finished before their last product",

@@ -110,7 +110,7 @@ def attention(
         rotary: rotate the queries first (`Rotary`); the keys come rotated.
         softmax: "static" measures scores against an anchor per row that does not move, checks that nothing overflowed,
             and replays a query block with the rescaling softmax if something did; "online" rescales throughout.  Both
-            obey the same bound.
+            obey the same bound.  With a soft cap of at most 51.9 nats all rows share one anchor.
         return_lse: also return each row's log-sum-exp, natural log, FP32.
         return_max_logit: also return each head's largest logit over its rows and their visible keys (never the sink),
             in nats, FP32; -inf if there is none.

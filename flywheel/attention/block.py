@@ -1,15 +1,16 @@
-"""One unrolled body: a key block against a query block, softmax of fragment n beside the products of fragment n - 1.
+"""One unrolled body: a key block against a query block, the softmax of one cell beside the products of its neighbours.
 
-The compiler keeps the order in which operations are emitted, and within one straight piece of code it overlaps what is
-independent: the matrix unit works on V^T P^T of one fragment while the vector unit turns the scores of the next into
-weights.  A body also divides the queries that see no later key, query by query as they are done, behind the products
-that remain.
+A cell is some keys against as many queries as a matrix unit is wide.  Within one straight piece of code the compiler
+overlaps what is independent, but it does not look far: only what is emitted close together.  So the scores of the next
+cell and the values of the cell before are emitted around each cell's softmax, and the matrix unit, the vector unit and
+the transcendental unit are busy at the same time.  A body also divides the queries that see no later key, query by
+query as they are done, behind the products that remain.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import itertools
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ from jax.experimental import pallas as pl
 from flywheel.attention import tile
 from flywheel.attention.budget import LANES
 from flywheel.attention.finish import any_mark, finish_queries
-from flywheel.attention.schedule import Band, Piece
+from flywheel.attention.schedule import EDGE_FRAGMENT, Band, Piece
 from flywheel.attention.spec import (
     ANCHOR_KEYS,
     FLAG,
@@ -35,17 +36,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from jax import Array
-    from jaxtyping import Bool, Float32
+    from jaxtyping import BFloat16, Bool, Float32
 
     from flywheel.attention.schedule import Body, Fragment
 
 _DIVIDED_AT_ONCE = 256
 """Queries whose o is divided and transposed at a time: a tile that stays in registers."""
 
+MOST_BEHIND = 4
+"""Cells whose values may wait to be added while the softmax of others goes on."""
 
-_ENOUGH = 8 * 256 * 256
-"""Scores: what follows a product can use its result some 200 cycles later, and 256 x 256 scores take the matrix units
-64 to 128 cycles."""
+_FEW_CELLS = 6
+"""Of a fragment: cells of the same queries follow each other so soon that more of others have to stand between."""
 
 
 class _Cell(NamedTuple):
@@ -89,19 +91,28 @@ class _Scores(NamedTuple):
     visible: Array | None
 
 
+class _Seen(NamedTuple):
+    """What is known of a stretch before its weights are formed.
+
+    Attributes:
+        stretch: which keys and queries.
+        scores: those of its pieces that are not hidden.
+        shift: what their exponents are measured against, `[S, C]`, `[1, C]` or a number.
+        factor: of what was summed before (None: 1).
+    """
+
+    stretch: _Stretch
+    scores: dict[Piece, _Scores]
+    shift: Array | float
+    factor: Array | None
+
+
 class _Weights(NamedTuple):
     """P of a cell as it enters the product, and the factor of what o was before (None: 1)."""
 
     cell: _Cell
     p: Array
     factor: Array | None
-
-
-class _Group(NamedTuple):
-    """Fragments that are emitted together, and their weights with whether each is the first of its queries."""
-
-    numbers: Sequence[int]
-    weights: list[tuple[_Weights, bool]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,21 +124,20 @@ class _Block:
     opening: bool
     fragments: tuple[Fragment, ...]
     failures: list[Array] = dataclasses.field(default_factory=list)
+    turned: dict[Fragment, Array] = dataclasses.field(default_factory=dict)
 
-    def cells(self, fragment: Fragment) -> list[_Cell]:
-        """The fragment's queries, no more at a time than the tiling says; a long stretch without a mask is on its own.
-
-        Products are emitted one for each cell: where there is enough to do, more of them weave better.
-        """
+    def cells(self) -> list[_Cell]:
+        """All that is computed, fragment by fragment."""
         width = self.site.spec.tiling.width
-        cuts = [fragment.first, fragment.stop]
-        if fragment.size * (fragment.clear_stop - fragment.clear_first) >= _ENOUGH:
-            cuts += [fragment.clear_first, fragment.clear_stop]
         return [
-            _Cell(fragment, first, min(width, stop - first))
-            for begin, stop in itertools.pairwise(sorted(set(cuts)))
-            for first in range(begin, stop, width)
+            _Cell(fragment, first, min(width, fragment.stop - first))
+            for fragment in self.fragments
+            for first in range(fragment.first, fragment.stop, width)
         ]
+
+    def fresh(self, cell: _Cell) -> bool:
+        """Whether nothing was added to the cell's queries before."""
+        return self.opening and cell.fragment == self.fragments[0]
 
     def stretches(self, cell: _Cell) -> list[_Stretch]:
         """A cell's queries, cut where masks and the search for anchors begin and end."""
@@ -173,24 +183,19 @@ class _Block:
         ids = key_ids_on_sublanes(refs.k_ids[0, :, pl.ds(fragment.start, fragment.size)], stretch.width)
         return ids == refs.q_ids[0, :, stretch.queries]
 
-    def softmax(self, cell: _Cell, *, fresh: bool) -> _Weights:
-        """Weights of a cell; adds them to the sums.  `fresh`: nothing was added to these queries before."""
+    def score(self, cell: _Cell) -> list[_Seen]:
+        """Scores of a cell's stretches, and what their exponents are measured against."""
         refs, spec = self.site.refs, self.site.spec
         keys = refs.k[pl.ds(cell.fragment.start, cell.fragment.size), :]
         s = spec.rule(tile.dot_products(keys, refs.q[cell.queries, :]))
-        weights, factors = [], []
+        found = []
         for stretch in self.stretches(cell):
             lanes = slice(stretch.first - cell.first, stretch.first - cell.first + stretch.width)
-            p, factor = self.stretch_weights(stretch, s[:, lanes], fresh=fresh)
-            weights.append(p.astype(jnp.bfloat16))
-            factors.append(factor)
-        factor = None if fresh or not spec.online else jnp.concatenate(factors, axis=1)
-        return _Weights(cell, jnp.concatenate(weights, axis=1), factor)
+            found.append(self.measure(stretch, s[:, lanes], fresh=self.fresh(cell)))
+        return found
 
-    def stretch_weights(
-        self, stretch: _Stretch, s: Float32[Array, "F C"], *, fresh: bool
-    ) -> tuple[Float32[Array, "F C"], Float32[Array, "1 C"] | None]:
-        """Weights from scores, and the factor of what was summed before (None: 1)."""
+    def measure(self, stretch: _Stretch, s: Float32[Array, "F C"], *, fresh: bool) -> _Seen:
+        """Cut a stretch's scores into pieces, and look at them."""
         refs, spec, queries = self.site.refs, self.site.spec, stretch.queries
         seen = {
             piece: _Scores(s[piece.start : piece.start + piece.size], self.visible(stretch, piece))
@@ -204,23 +209,35 @@ class _Block:
             for _, visible in seen.values():
                 assert visible is not None  # noqa: S101  segments mask everything
                 refs.seen[:, queries] += tile.partial_sums(jnp.where(visible, 1.0, 0.0))
-        factor = None
         if spec.online:
-            weights, factor = self.online(stretch, list(seen.values()))
-        else:
-            anchor = self.anchors(stretch, list(seen.values()), fresh=fresh)
-            weights = [tile.weights(scores.s, anchor, scores.visible) for scores in seen.values()]
-        sums = [tile.partial_sums(p) for p in weights]
-        if not fresh:
-            before = refs.sums[:, queries]
-            sums.insert(0, before if factor is None else before * factor)
-        refs.sums[:, queries] = sum(sums[1:], sums[0]) if sums else jnp.zeros_like(refs.sums[:, queries])
-        computed = dict(zip(seen, weights, strict=True))
-        blank = [computed.get(piece, jnp.zeros((piece.size, stretch.width), jnp.float32)) for piece in stretch.pieces]
-        return jnp.concatenate(blank), factor
+            shift, factor = tile.moved_shift(list(seen.values()), refs.anchor[:1, queries], late_bias=False)
+            refs.anchor[:, queries] = on_sublanes(shift)
+            return _Seen(stretch, seen, shift, None if fresh else factor)
+        return _Seen(stretch, seen, self.anchors(stretch, list(seen.values()), fresh=fresh), None)
 
-    def anchors(self, stretch: _Stretch, seen: Sequence[_Scores], *, fresh: bool) -> Float32[Array, "S C"]:
-        """The queries' anchors, chosen or adopted here if they have none yet."""
+    def softmax(self, cell: _Cell, found: Sequence[_Seen]) -> _Weights:
+        """Weights of a cell; adds them to the sums."""
+        p = jnp.concatenate([self.weights(seen, fresh=self.fresh(cell)) for seen in found], axis=1)
+        factors = [seen.factor for seen in found if seen.factor is not None]
+        return _Weights(cell, p, jnp.concatenate(factors, axis=1) if factors else None)
+
+    def weights(self, seen: _Seen, *, fresh: bool) -> BFloat16[Array, "F C"]:
+        """Weights of a stretch; adds them to the sums.  `fresh`: nothing was added to these queries before."""
+        sums, stretch = self.site.refs.sums, seen.stretch
+        weights = {piece: tile.weights(s, seen.shift, visible) for piece, (s, visible) in seen.scores.items()}
+        added = [tile.partial_sums(p) for p in weights.values()]
+        if not fresh:
+            before = sums[:, stretch.queries]
+            added.insert(0, before if seen.factor is None else before * seen.factor)
+        total = sum(added[1:], added[0]) if added else jnp.zeros((tile.SUBLANES, stretch.width), jnp.float32)
+        sums[:, stretch.queries] = total
+        pieces = [weights.get(piece, jnp.zeros((piece.size, stretch.width), jnp.float32)) for piece in stretch.pieces]
+        return jnp.concatenate(pieces).astype(jnp.bfloat16)
+
+    def anchors(self, stretch: _Stretch, seen: Sequence[_Scores], *, fresh: bool) -> Float32[Array, "S C"] | float:
+        """The queries' anchors, chosen or adopted here if they have none yet; a number, if all queries share it."""
+        if self.site.spec.anchor is not None:
+            return self.site.spec.anchor
         anchor = self.site.refs.anchor
         if stretch.adopting:
             adopted = anchor[:, stretch.queries]
@@ -236,55 +253,28 @@ class _Block:
             anchor[:, stretch.queries] = on_sublanes(chosen)
         return anchor[:, stretch.queries]
 
-    def online(self, stretch: _Stretch, seen: Sequence[_Scores]) -> tuple[list[Array], Float32[Array, "1 C"]]:
-        """Weights against the running maximum, which moves first, and the factor of what was summed before."""
-        anchor = self.site.refs.anchor
-        weights, shift, factor = tile.online_pieces(seen, anchor[:1, stretch.queries], late_bias=False)
-        anchor[:, stretch.queries] = on_sublanes(shift)
-        return weights, factor
+    def values(self, fragment: Fragment) -> BFloat16[Array, "E F"]:
+        """V^T of a fragment, turned once for all of its cells."""
+        if fragment not in self.turned:
+            v = self.site.refs.v[pl.ds(fragment.start, fragment.size), :]
+            keys_left = self.body.kind.keys - fragment.start
+            if keys_left < fragment.size:
+                # Memory beyond the last key may hold NaN, and 0 * NaN is NaN.
+                is_key = lax.broadcasted_iota(jnp.int32, v.shape, 0) < keys_left
+                v = jnp.where(is_key, v.astype(jnp.float32), 0.0).astype(jnp.bfloat16)
+            self.turned[fragment] = v.T
+        return self.turned[fragment]
 
-    def add_values(self, weights: _Weights, fresh: bool) -> None:  # noqa: FBT001  a pair that was kept
-        """o += V^T P^T for one cell."""
-        refs, cell = self.site.refs, weights.cell
-        v = refs.v[pl.ds(cell.fragment.start, cell.fragment.size), :]
-        keys_left = self.body.kind.keys - cell.fragment.start
-        if keys_left < cell.fragment.size:
-            # Memory beyond the last key may hold NaN, and 0 * NaN is NaN.
-            is_key = lax.broadcasted_iota(jnp.int32, v.shape, 0) < keys_left
-            v = jnp.where(is_key, v.astype(jnp.float32), 0.0).astype(jnp.bfloat16)
-        product = tile.weighted_values(v, weights.p)
-        if not fresh:
-            before = refs.acc[:, cell.queries]
+    def add_values(self, weights: _Weights) -> None:
+        """o += V^T P^T for one cell, and the end of the queries that are done with its fragment."""
+        acc, cell = self.site.refs.acc, weights.cell
+        product = tile.turned_values(self.values(cell.fragment), weights.p)
+        if not self.fresh(cell):
+            before = acc[:, cell.queries]
             product += before if weights.factor is None else before * weights.factor
-        refs.acc[:, cell.queries] = product
-
-    def cells_of(self, numbers: Sequence[int]) -> list[tuple[_Cell, bool]]:
-        """Cells of some fragments, and whether nothing was added to their queries before."""
-        return [(cell, self.opening and n == 0) for n in numbers for cell in self.cells(self.fragments[n])]
-
-    def step(self, group: _Group, pending: _Group | None) -> None:
-        """Weights of a group's cells, woven with the products of the group before."""
-        products = [] if pending is None else list(pending.weights)
-        for cell, fresh in self.cells_of(group.numbers):
-            group.weights.append((self.softmax(cell, fresh=fresh), fresh))
-            if products:
-                self.add_values(*products.pop(0))
-        for each in products:
-            self.add_values(*each)
-        if pending is not None:
-            self.conclude(pending)
-
-    def conclude(self, group: _Group) -> None:
-        """The end of the queries that are done with a group."""
-        done = self.site.schedule.finished(self.body)
-        for n in group.numbers:
-            self.finish(*done[n])
-
-    def drain(self, group: _Group) -> None:
-        """The products of the last group."""
-        for each in group.weights:
-            self.add_values(*each)
-        self.conclude(group)
+        acc[:, cell.queries] = product
+        if cell.first + cell.width == cell.fragment.stop:
+            self.finish(*self.site.schedule.finished(self.body)[self.fragments.index(cell.fragment)])
 
     def finish(self, first: int, stop: int) -> None:
         """Divide and write queries first .. stop - 1, and keep where the final check fails."""
@@ -304,34 +294,50 @@ class _Block:
             self.failures.clear()
 
 
+class _Depth(NamedTuple):
+    """How many cells ahead of the weights scores are formed, and how many behind them values are added.
+
+    A product can be used some 200 cycles after it was issued, and a cell of 256 x 256 takes the matrix units of a v6e
+    128 cycles, 96 where heads are not wide.  More than is needed costs registers, the more the longer a softmax takes
+    and the more keys a cell has.
+    """
+
+    ahead: int
+    behind: int
+
+
+def _depth(site: Site, cells: Sequence[_Cell]) -> _Depth:
+    """As modelled: docs/reading-a-schedule.md of the source tree."""
+    wide = max(site.refs.q.shape[-1], site.refs.v.shape[-1]) > LANES
+    if wide and site.spec.online:
+        return _Depth(1, 2)
+    if wide and site.spec.rule.softcap is not None:
+        return _Depth(1, 1)
+    few = max(Counter(cell.fragment for cell in cells).values(), default=0) <= _FEW_CELLS
+    if any(cell.fragment.size > EDGE_FRAGMENT for cell in cells):
+        return _Depth(2, 2) if few else _Depth(1, 1)
+    return _Depth(2, MOST_BEHIND if few else 2)
+
+
 def emit(site: Site, body: Body) -> None:
     """One body."""
     schedule = site.schedule
     block = _Block(site, body, body in schedule.opening, schedule.fragments(body.kind))
-    pending: _Group | None = None
-    for numbers in _groups(block.fragments):
-        group = _Group(numbers, [])
-        block.step(group, pending)
-        pending = group
+    cells = block.cells()
+    depth = _depth(site, cells)
+    scored: deque[list[_Seen]] = deque()
+    pending: deque[_Weights] = deque()
+    for n, cell in enumerate(cells):
+        scored.extend(block.score(each) for each in cells[n + len(scored) : n + 1 + depth.ahead])
+        pending.append(block.softmax(cell, scored.popleft()))
+        if len(pending) > depth.behind:
+            block.add_values(pending.popleft())
     if not body.last and not site.spec.online:
         block.check_sums()
     if body.begin == body.end:
         block.raise_flag()  # the products that it need not wait for come after it
-    if pending is not None:
-        block.drain(pending)
-    else:
+    while pending:
+        block.add_values(pending.popleft())
+    if not cells:
         block.finish(body.begin, body.end)
     block.raise_flag()
-
-
-def _groups(fragments: Sequence[Fragment]) -> list[list[int]]:
-    """Consecutive fragments that are emitted together, each group with enough products to hide another's latency."""
-    groups: list[list[int]] = []
-    work = _ENOUGH
-    for n, fragment in enumerate(fragments):
-        if work >= _ENOUGH:
-            groups.append([])
-            work = 0
-        groups[-1].append(n)
-        work += fragment.size * (fragment.stop - fragment.first)
-    return groups

@@ -25,7 +25,8 @@ def finish_queries(site: Site, first: Any, count: int, *, replayed: bool = False
     refs = site.refs
     queries = lane_slice(first, count)
     o = refs.acc[:, queries]
-    shift = refs.anchor[:1, queries]
+    shared = None if replayed else site.spec.anchor
+    shift = refs.anchor[:1, queries] if shared is None else jnp.full((1, count), shared, jnp.float32)
     l = tile.denominator(refs.sums[:, queries])  # noqa: E741  the field's name
     if site.spec.sinks:
         l = l + tile.sink_weight(refs.sinks[site.h], shift, late_bias=replayed)  # noqa: E741

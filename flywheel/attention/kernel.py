@@ -119,7 +119,7 @@ def _begin(site: Site) -> None:
         return
     refs.acc[...] = jnp.zeros_like(refs.acc)
     refs.sums[...] = jnp.zeros_like(refs.sums)
-    if not (spec.late_anchors or spec.online):
+    if not (spec.late_anchors or spec.online) and spec.anchor is None:
         refs.anchor[...] = on_sublanes(_anchors(site))
 
 

@@ -65,9 +65,14 @@ class CallSpec:
     return_diagnostics: bool = False
 
     @property
+    def anchor(self) -> float | None:
+        """The anchor of every row, where there is one; None: rows have their own, or the softmax rescales."""
+        return None if self.online else self.rule.anchor
+
+    @property
     def late_anchors(self) -> bool:
-        """Whether rows may see their first key anywhere: anchors are then adopted block by block."""
-        return self.segments or not self.schedule.sees_key_0
+        """Whether rows may see their first key anywhere: anchors of their own are then adopted block by block."""
+        return self.anchor is None and (self.segments or not self.schedule.sees_key_0)
 
     @property
     def blind_rows(self) -> bool:

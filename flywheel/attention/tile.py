@@ -10,6 +10,7 @@ sublane. The bound that these steps obey together is derived in docs/attention-c
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,20 @@ class ScoreRule:
     scale: float
     softcap: float | None = None
 
+    @property
+    def anchor(self) -> float | None:
+        """An anchor for every row, bias included, where the cap is so low that there is one; None: rows choose theirs.
+
+        The largest integer that is not positive and against which no score, the lowest included, has a weight below
+        what an anchor of the row's own leaves (lemma `floor_is_reached`); a single weight of the highest still passes
+        the check.  0 need not even be subtracted.
+        """
+        if self.softcap is None:
+            return None
+        largest = math.ceil(self.softcap * LOG2_E)
+        anchor = min(BIAS + 1 - largest, 0)
+        return float(anchor) if largest - anchor <= math.log2(LANE_LIMIT) else None
+
     def __call__(self, dot: Float32[Array, "F C"]) -> Float32[Array, "F C"]:
         """Scores.  The scale is applied to the FP32 sum: in BF16 it would put an error of 2**-9 |s| into each."""
         if self.softcap is None:
@@ -61,6 +76,11 @@ def dot_products(k: BFloat16[Array, "F D"], q: BFloat16[Array, "C D"]) -> Float3
 def weighted_values(v: BFloat16[Array, "F E"], p: BFloat16[Array, "F C"]) -> Float32[Array, "E C"]:
     """V^T P^T with exact products and FP32 sums."""
     return lax.dot_general(v, p, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def turned_values(vt: BFloat16[Array, "E F"], p: BFloat16[Array, "F C"]) -> Float32[Array, "E C"]:
+    """The same product where V has been turned: worth while for several products with the same values."""
+    return lax.dot_general(vt, p, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float32)
 
 
 def hide(s: Float32[Array, "F C"], visible: Bool[Array, "F C"] | None) -> Float32[Array, "F C"]:
@@ -87,14 +107,19 @@ def adopt_anchor(
 
 
 def weights(
-    s: Float32[Array, "F C"], anchor: Float32[Array, "S C"], visible: Bool[Array, "F C"] | None
+    s: Float32[Array, "F C"],
+    anchor: Float32[Array, "S C"] | Float32[Array, "1 C"] | float,
+    visible: Bool[Array, "F C"] | None,
 ) -> Float32[Array, "F C"]:
-    """Weights against a fixed anchor.
+    """Weights against a fixed anchor, of each query or (a number) of all.
 
     They are masked after exp2: a hidden score may be NaN (it came from memory beyond the last key) and must not be
     multiplied away but replaced.
     """
-    p = jnp.exp2(_by_tiles(s) - anchor[None]).reshape(s.shape)
+    if isinstance(anchor, float | int):
+        p = jnp.exp2(s - anchor if anchor else s)
+    else:
+        p = jnp.exp2(_by_tiles(s) - anchor[None]).reshape(s.shape)
     return p if visible is None else jnp.where(visible, p, 0.0)
 
 
@@ -199,35 +224,31 @@ def online_weights(
     s: Float32[Array, "F C"], shift: Float32[Array, "1 C"], visible: Bool[Array, "F C"] | None, *, late_bias: bool
 ) -> tuple[Float32[Array, "F C"], Float32[Array, "1 C"], Float32[Array, "1 C"]]:
     """One step of the rescaling softmax: weights, the new shift, and the factor of what was summed before."""
-    (p,), new_shift, factor = online_pieces([(s, visible)], shift, late_bias=late_bias)
-    return p, new_shift, factor
+    new_shift, factor = moved_shift([(s, visible)], shift, late_bias=late_bias)
+    exponent = hide(s, visible) - new_shift
+    p = jnp.exp2(exponent - BIAS if late_bias else exponent)
+    return p if visible is None else jnp.where(visible, p, 0.0), new_shift, factor
 
 
-def online_pieces(
+def moved_shift(
     pieces: Sequence[tuple[Float32[Array, "F C"], Bool[Array, "F C"] | None]],
     shift: Float32[Array, "1 C"],
     *,
     late_bias: bool,
-) -> tuple[list[Float32[Array, "F C"]], Float32[Array, "1 C"], Float32[Array, "1 C"]]:
-    """The same for keys in several pieces, each with its mask; the queries see no other keys in this step.
+) -> tuple[Float32[Array, "1 C"], Float32[Array, "1 C"]]:
+    """The shift after some more keys, in several pieces each with its mask, and the factor of what was summed before.
 
     The shift is the running maximum, rounded up to an integer so that the factor is a power of two: rescaling is exact
     and the result obeys the same bound as one against a static anchor.  BIAS is part of the shift; with `late_bias` it
     is subtracted afterwards instead, at the price of an operation per score: added to a huge maximum it is rounded
     away, and with it the room for any finite value.
     """
-    hidden = [hide(s, visible) for s, visible in pieces]
     new_shift = shift
-    for s in hidden:
-        largest = jnp.ceil(jnp.max(s, axis=0, keepdims=True))
-        new_shift = jnp.maximum(new_shift, largest if late_bias else largest + BIAS)
-    factor = power_of_two(shift - new_shift)
-    weights = []
-    for s, (_, visible) in zip(hidden, pieces, strict=True):
-        exponent = s - new_shift
-        p = jnp.exp2(exponent - BIAS if late_bias else exponent)
-        weights.append(p if visible is None else jnp.where(visible, p, 0.0))
-    return weights, new_shift, factor
+    if pieces:
+        maxima = functools.reduce(jnp.maximum, [partial_maxima(hide(s, visible)) for s, visible in pieces])
+        largest = jnp.ceil(jnp.max(maxima, axis=0, keepdims=True))
+        new_shift = jnp.maximum(shift, largest if late_bias else largest + BIAS)
+    return new_shift, power_of_two(shift - new_shift)
 
 
 def finite_values(v: BFloat16[Array, "F E"], is_key: Bool[Array, "F E"] | None) -> BFloat16[Array, "F E"]:

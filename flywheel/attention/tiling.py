@@ -13,8 +13,6 @@ from flywheel.attention.schedule import EDGE_FRAGMENT, round_up
 VMEM_LIMIT = 56 * 2**20
 """Bytes that a call may take: the smallest supported core (v7x) has 64 MiB, of which the compiler needs some itself."""
 
-WHOLE = 1 << 30
-
 
 @dataclasses.dataclass(frozen=True)
 class AttentionConfig:
@@ -44,7 +42,7 @@ class Tiling:
         block_q: queries per block.
         block_kv: keys per block.
         fragment: keys per softmax step.
-        width: most queries per product; WHOLE: all that the fragment concerns.
+        width: most queries per product.
         replay_keys: keys that a replay treats at once.
         replay_queries: queries that a replay treats at once.
         lookahead: how many steps ahead blocks are fetched.
@@ -88,9 +86,8 @@ _VMEM_SHARE = 7 / 8
 REPLAY_TILE = 512
 """Most keys, and most queries, that a replay treats at once: enough products to hide their latency in a loop."""
 
-ONLINE_WIDTH = 256
-"""Queries per product of the rescaling softmax: few enough that a fragment's scores stay in registers between the
-maximum and the weights."""
+WIDTH = 256
+"""Queries per product: as many as a matrix unit is wide, and few enough that a cell's scores stay in registers."""
 
 MOST_LOOKAHEAD = 2
 """Steps ahead that blocks are fetched where lengths are whole blocks: with 1, a step that is shorter than the copies of
@@ -142,7 +139,7 @@ def resolve(
             f"{q_len} queries in blocks of {block_q} and {kv_len} keys in blocks of {block_kv}"
         )
         raise ValueError(message)
-    return _tiling(Blocks(block_q, block_kv, fragment), ONLINE_WIDTH if online else WHOLE, lookahead)
+    return _tiling(Blocks(block_q, block_kv, fragment), WIDTH, lookahead)
 
 
 def default_blocks(core: Hardware, *, online: bool, wide: bool, band_keys: int | None) -> Blocks:
@@ -163,7 +160,7 @@ def blocks_without_table(core: Hardware, *, wide: bool) -> Blocks:
     """
     sizes = Blocks(4096, 2048 if wide else 4096, 2 * core.mxu_width)
     limit = min(VMEM_LIMIT, int(_VMEM_SHARE * core.vmem_bytes))
-    while sizes.block_q > LANES and vmem_bytes(_tiling(sizes, WHOLE, MOST_LOOKAHEAD), 2 * LANES, 2 * LANES) > limit:
+    while sizes.block_q > LANES and vmem_bytes(_tiling(sizes, WIDTH, MOST_LOOKAHEAD), 2 * LANES, 2 * LANES) > limit:
         sizes = sizes._replace(block_q=sizes.block_q // 2)
     return sizes
 

@@ -63,6 +63,11 @@ class RaggedSpec:
         return self.geometry.tiling
 
     @property
+    def anchor(self) -> None:
+        """No anchor for all rows: those of a soft cap are chosen like others, and rows adopt what they meet first."""
+        return
+
+    @property
     def late_anchors(self) -> bool:
         """Whether a row's first key may lie in any fragment: anchors are then adopted as keys come."""
         return self.geometry.left is not None

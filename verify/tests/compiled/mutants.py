@@ -37,10 +37,10 @@ def sound() -> tuple[Any, Any]:
 def fp32_values() -> tuple[Any, Any]:
     """P V as an FP32 product at default precision: exact operands, so that interpret mode computes the same bits."""
 
-    def weighted_values(v: Any, p: Any) -> Any:
-        return lax.dot_general(v.astype(F32), p.astype(F32), (((0,), (0,)), ((), ())), preferred_element_type=F32)
+    def turned_values(vt: Any, p: Any) -> Any:
+        return lax.dot_general(vt.astype(F32), p.astype(F32), (((1,), (0,)), ((), ())), preferred_element_type=F32)
 
-    tile.weighted_values = weighted_values
+    tile.turned_values = turned_values
     return _call()
 
 
@@ -77,11 +77,11 @@ def unproven_alignment() -> tuple[Any, Any]:
 def transposed_weights() -> tuple[Any, Any]:
     """P turned, and turned back by the matrix unit: its tiles are pushed transposed."""
 
-    def weighted_values(v: Any, p: Any) -> Any:
+    def turned_values(vt: Any, p: Any) -> Any:
         turned = p.astype(F32).T.astype(jnp.bfloat16)
-        return lax.dot_general(v, turned, (((0,), (1,)), ((), ())), preferred_element_type=F32)
+        return lax.dot_general(vt, turned, (((1,), (1,)), ((), ())), preferred_element_type=F32)
 
-    tile.weighted_values = weighted_values
+    tile.turned_values = turned_values
     return _call()
 
 

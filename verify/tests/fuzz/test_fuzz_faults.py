@@ -66,8 +66,8 @@ FAULTS = (
         (
             Change(
                 "attention/block.py",
-                "    if pending is not None:\n        block.drain(pending)\n    else:\n",
-                "    if pending is None:\n",
+                "    while pending:\n        block.add_values(pending.popleft())\n",
+                "",
             ),
         ),
     ),
@@ -88,8 +88,8 @@ FAULTS = (
         (
             Change(
                 "attention/block.py",
-                "            before = refs.acc[:, cell.queries]\n",
-                "            before = refs.acc[:, cell.queries]\n"
+                "            before = acc[:, cell.queries]\n",
+                "            before = acc[:, cell.queries]\n"
                 "            if self.body.last:\n"
                 "                self.failures.append(tile.overflow_marks(before))\n",
             ),
@@ -158,8 +158,8 @@ FAULTS = (
         (
             Change(
                 "attention/block.py",
-                "        refs.acc[:, cell.queries] = product\n",
-                "        refs.acc[:, cell.queries] = product.astype(jnp.bfloat16).astype(jnp.float32)\n",
+                "        acc[:, cell.queries] = product\n",
+                "        acc[:, cell.queries] = product.astype(jnp.bfloat16).astype(jnp.float32)\n",
             ),
         ),
     ),
@@ -171,7 +171,7 @@ FAULTS = (
                 "gdn/tile.py",
                 "    d = jnp.exp(segments)\n",
                 "    row, column = places(TILE)\n"
-                "    ends = jnp.where(_first_chunk(), segments[:, :1], segments[:, CHUNK : CHUNK + 1])\n"
+                "    ends = jnp.where(first_chunk(), segments[:, :1], segments[:, CHUNK : CHUNK + 1])\n"
                 "    since = jnp.concatenate([segments[:, :1], segments[:, CHUNK : CHUNK + 1]], axis=0).T\n"
                 "    d = jnp.exp(jnp.where(row >= column, segments, ends - since))\n",
             ),
@@ -204,13 +204,13 @@ FAULTS = (
             ),
             Change(
                 "gdn/inverse.py",
-                "    for part in added:\n",
+                "    for size, part in zip(LEVELS[1:], lower.added, strict=True):\n",
                 "    for _ in range(4):\n"
                 "        of_power = parts(power, precision)\n"
                 "        power = product(of_power, of_power)\n"
                 "        yield\n"
                 "        x = x + product(parts(x, precision), parts(power, precision))\n"
-                "    for part in ():\n",
+                "    for size, part in ():\n",
             ),
         ),
     ),

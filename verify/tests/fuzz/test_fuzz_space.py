@@ -270,4 +270,4 @@ def test_a_bucket_weaves_its_fragments() -> None:
     upper = bucket.kv_len - bucket.q_len
     found = schedule.Schedule(bucket.q_len, bucket.kv_len, schedule.Band(None, upper), *bucket.config)
     last = [body for body in found.bodies if body.last]
-    assert any(len(block._groups(found.fragments(body.kind))) > 1 for body in last)
+    assert any(len(found.fragments(body.kind)) > block.MOST_BEHIND + 1 for body in last)

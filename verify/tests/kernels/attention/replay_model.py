@@ -8,7 +8,7 @@ import numpy as np
 
 from flywheel.attention.budget import BIAS, FP32_MAX, LANE_LIMIT, LANES
 from flywheel.attention.spec import ANCHOR_KEYS
-from flywheel.attention.tile import LOG2_E, SUBLANES
+from flywheel.attention.tile import LOG2_E, SUBLANES, ScoreRule
 from verify.attention.problem import AttentionProblem, widen
 
 # One exp2, the rounding of a weight to BF16 and of sums of up to 2**12 terms move a sum by less than this.
@@ -49,7 +49,7 @@ def _rows(problem: AttentionProblem, b: int, h: int, rows: range, block_kv: int)
         must_break = broken | (mask & ~finite[None, :]).any(axis=1)
         sink = problem.sink(h)
         sink = -np.inf if sink is None else sink * LOG2_E
-        lowest, highest = _anchors(s, mask, late=problem.window is not None or problem.q_segments is not None)
+        lowest, highest = _anchors(s, mask, problem)
         visited = np.flatnonzero(_maybe_visited(problem, b, rows, block_kv))
         before_last = int(visited[-1]) // block_kv * block_kv
         low, high = (_checks(s, v, sink, anchor, before_last) for anchor in (lowest, highest))
@@ -73,9 +73,13 @@ def _maybe_visited(problem: AttentionProblem, b: int, rows: range, block_kv: int
     return np.isin(np.arange(problem.kv_len) // block_kv, blocks if blocks.size else [0])
 
 
-def _anchors(s: np.ndarray, mask: np.ndarray, *, late: bool) -> tuple[np.ndarray, np.ndarray]:
+def _anchors(s: np.ndarray, mask: np.ndarray, problem: AttentionProblem) -> tuple[np.ndarray, np.ndarray]:
     """The lowest and the highest anchor that each row may have."""
-    if not late:
+    shared = ScoreRule(problem.scale, problem.softcap).anchor
+    if shared is not None:
+        all_rows = np.full(len(s), shared)
+        return all_rows, all_rows
+    if problem.window is None and problem.q_segments is None:
         first = np.ceil(s[:, :ANCHOR_KEYS].max(axis=1)) + BIAS
         return first, first
     visible = np.where(mask, s, np.inf).min(axis=1), s.max(axis=1)

@@ -24,6 +24,7 @@ def test_products_are_those_of_keys_and_queries() -> None:
     p = jnp.asarray(rng.integers(0, 3, (32, 24)), jnp.bfloat16)
     o = np.asarray(tile.weighted_values(v, p))
     assert (o == np.asarray(v, np.float64).T @ np.asarray(p, np.float64)).all()
+    assert (np.asarray(tile.turned_values(v.T, p)) == o).all()
 
 
 def test_scores_scale_in_fp32() -> None:
@@ -42,6 +43,25 @@ def test_soft_cap_bounds_the_logits() -> None:
     assert got[:2].tolist() == [cap, -cap]
     assert got[2] == pytest.approx(2.0**-9 * math.log2(math.e), rel=8 * device_model().tanh_relative)
     assert got[3] == 0.0
+
+
+@pytest.mark.parametrize("softcap", [2.0**-10, 1.0, 22.5, 23.0, 30.0, 50.0, 51.9])
+def test_a_low_cap_shares_one_anchor(softcap: float) -> None:
+    """The lowest score has a weight above the floor, the highest one within the limit; weights are exp2(s - A)."""
+    rule = tile.ScoreRule(1.0, softcap)
+    anchor = rule.anchor
+    assert anchor is not None and anchor == round(anchor) <= 0.0  # noqa: PT018
+    s = rule(jnp.asarray([[-np.inf, np.inf, 0.0, softcap / 2]] * tile.SUBLANES, jnp.float32))
+    p = np.asarray(tile.weights(s, anchor, None), np.float64)[0]
+    assert p[0] >= SUM_FLOOR
+    assert p[1] <= LANE_LIMIT
+    assert (p == np.asarray(jnp.exp2(s - jnp.float32(anchor)))[0]).all()
+
+
+@pytest.mark.parametrize("softcap", [None, 52.0, 2.0**60])
+def test_without_a_low_cap_rows_have_their_own_anchors(softcap: float | None) -> None:
+    """One anchor could not hold both ends of the range of scores."""
+    assert tile.ScoreRule(1.0, softcap).anchor is None
 
 
 def test_anchor_ignores_masked_scores() -> None:
