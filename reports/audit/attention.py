@@ -98,7 +98,7 @@ def _asked(name: str, words: str, case: AttentionCase, *, ordinary: bool) -> Ask
     }
 
     def decided(found: Errors, decision: Decision, array: str) -> Decision:
-        return settle(problem, found, decision, array)[0]
+        return settle(problem, found, decision, array, reference)[0]
 
     return Asked("attention", name, words, ordinary, problem, due, settle=decided)
 
