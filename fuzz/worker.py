@@ -25,6 +25,7 @@ from fuzz.search import Climb, Evolution, reduced
 from fuzz.store import MOST_KNOWN, NOT_SHRUNK, REDUCED, SHRUNK, Store
 from fuzz.tally import Tally
 from verify.backend import device_model
+from verify.memory import forget_kernels
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -344,6 +345,7 @@ class Worker:
             raise Broken(message) from error
         if self.compiled:
             self.tally.compiling += time.process_time() - began
+            forget_kernels()
         outcome = None
         if record is None:
             self.tally.rejected += 1

@@ -6,6 +6,7 @@ module imports jax.
 
 from __future__ import annotations
 
+import itertools
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 from verify.attention import health
 from verify.attention.gradients import health as gradient_health
 from verify.backend import device_model
+from verify.memory import forget_kernels
 from verify.rotary import health as rotary_health
 from verify.runtime import tpu_present
 
@@ -59,6 +61,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "tpu" in item.keywords:
                 item.add_marker(skip)
+
+
+TESTS_BETWEEN = 25
+"""Tests between two looks at what compiled kernels hold: no test compiles hundreds without looking itself."""
+
+_done = itertools.count(1)
+
+
+def pytest_runtest_teardown() -> None:
+    """A process that compiles a thousand kernels would end without a word."""
+    if next(_done) % TESTS_BETWEEN == 0:
+        forget_kernels()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -134,6 +134,16 @@ def test_saved_case_is_judged_the_same_again(make: Any) -> None:
         assert first["reason"] in case.provenance
 
 
+def test_kernels_are_let_go_where_some_were_compiled(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker looks at what its kernels hold after each case that compiled one, and only then."""
+    looks: list[int] = []
+    monkeypatch.setattr("fuzz.worker.forget_kernels", lambda: looks.append(1))
+    worker = make("oracle")
+    worker.evaluate = lambda _, **__: setattr(worker, "compiled", len(looks) < 2)
+    play(worker, 6)
+    assert len(looks) == 2
+
+
 def test_fault_of_the_real_kernel_is_found(make: Any) -> None:
     """Wrong results of replayed blocks are blamed on the replay."""
     worker = make("stale_denominator")

@@ -9,6 +9,7 @@ from flywheel.attention.tiling import AttentionConfig, resolve
 from verify.attention import adversarial
 from verify.attention.cases import AttentionCase
 from verify.attention.examine import examine_problem
+from verify.memory import forget_kernels
 from verify.verdict import Verdict
 
 FAMILIES = adversarial.families()
@@ -107,6 +108,7 @@ def test_lengths(length: int) -> None:
 def test_every_length_to_300() -> None:
     """Every length from 1 to 300, causal and full."""
     for case in adversarial.lengths(range(1, 301)):
+        forget_kernels()
         judgement = examine_problem(case.build()).judgement
         assert judgement.verdict is Verdict.PASS, f"{case.name}: {judgement.reason}"
 
