@@ -173,10 +173,7 @@ class AttentionProblem(Shapes):
     @functools.cached_property
     def _aligned_stops(self) -> Int[np.ndarray, " q_len"]:
         """`visible` of each row; asked several times of one problem."""
-        if not self.causal:
-            return np.full(self.q_len, self.kv_len, dtype=np.int64)
-        last = np.arange(self.q_len, dtype=np.int64) + (self.kv_len - self.q_len)
-        return np.clip(last + 1, 0, self.kv_len)
+        return np.fromiter((self.visible(row) for row in range(self.q_len)), np.int64, self.q_len)
 
     def mask(self, batch: int = 0, rows: Sequence[int] | None = None) -> Bool[np.ndarray, "rows kv_len"]:
         """True where the row sees the key; all rows if none are named."""
