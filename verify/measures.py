@@ -248,7 +248,7 @@ def measure(
         bound: what they may be, of the shape of the compared arrays.
         lanes: the last axis holds lanes of one row, which share roundings; otherwise every element stands alone.
         tokens: the axis of tokens, along which errors may grow; None if there is none.
-        trends: also take bias and growth, which need many elements or many cases to say anything.
+        trends: also take bias and growth, on which no verdict depends.
 
     Raises:
         ComparisonError: the bound has another shape.

@@ -102,7 +102,7 @@ class Arithmetic:
     def bound(
         self, problem: AttentionProblem, device: DeviceModel, reference: Reference | None = None
     ) -> ContractBound:
-        """|kernel - f| per element; sooner where the reference of the same problem is known."""
+        """|kernel - f| per element; faster and sharper where the reference of the same problem is known."""
         effective = self.effective(device, problem.kv_len)
         return contract_bound(problem, effective, weight_unit=self.weight_unit(device), reference=reference)
 
