@@ -6,13 +6,15 @@ I + L for a 64 x 64 chunk, bottom-up: 4 x 4 diagonal blocks by two products, the
     merge:     N = E D^-1                   [Y; Q] = [D^-1; N] N            X = (D^-1 - Y) (I + Q)
 
 where L4 is L within the 4 x 4 diagonal blocks, D^-1 the level below and E the part of L that the level adds.
-Operands are BF16 ("bf16"), or each a sum of two BF16 numbers ("bf16x3").  Sums are FP32.  The last factor is either
-multiplied as it stands, or as A + A Q with A kept in FP32.
+Operands are BF16 ("bf16"), or each a sum of two BF16 numbers ("bf16x3"), of which the product of the low halves is left
+out where the kernel multiplies few rows.  Sums are FP32.  The last factor is either multiplied as it stands, or as
+A + A Q with A kept in FP32.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING
 
 import ml_dtypes
@@ -53,18 +55,20 @@ def to_bf16(x: np.ndarray) -> Float32[np.ndarray, "*shape"]:
     return x.astype(np.float32).astype(ml_dtypes.bfloat16).astype(np.float32)
 
 
-def product(precision: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """The matrix product of FP32 arrays in a precision."""
-    return _bf16_product if precision == "bf16" else _split_product
+def product(precision: str, *, few: bool = False) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """The matrix product of FP32 arrays in a precision; with `few` rows, pairs lack the product of their low halves."""
+    return _bf16_product if precision == "bf16" else functools.partial(_split_product, few=few)
 
 
 def _bf16_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return to_bf16(left) @ to_bf16(right)
 
 
-def _split_product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
+def _split_product(left: np.ndarray, right: np.ndarray, *, few: bool = False) -> np.ndarray:
     left_high, right_high = to_bf16(left), to_bf16(right)
     left_low, right_low = to_bf16(left - left_high), to_bf16(right - right_high)
+    if few:
+        return left_high @ right_high + (left_low @ right_high + left_high @ right_low)
     # As the kernel does it: what the right high and low halves give in one contraction each, then their sum.
     both = np.concatenate([left_high, left_low], axis=-1)
     halves = (np.concatenate([half, half], axis=-2) for half in (right_high, right_low))
@@ -90,16 +94,17 @@ def invert(lower: Float32[np.ndarray, "*batch n n"], steps: InverseSteps) -> Flo
     if n not in LEVELS:
         message = f"the chunk must have {', '.join(map(str, LEVELS))} tokens, got {n}"
         raise ValueError(message)
-    dot = product(steps.precision)
+    dot, of_few = (product(steps.precision, few=few) for few in (False, True))
     lower = lower.astype(np.float32)
     identity = np.eye(n, dtype=np.float32)
     base = part(lower, LEVELS[0])
     x = _finish(identity - base, dot(base, base), identity, steps, dot)
     for level in LEVELS[1:]:
         if level <= n:
-            nilpotent = dot(part(lower, level), x)
+            # N of 64 rows has none in the first 16, the last products in half of all; N at 16 has some in each tile.
+            nilpotent = (of_few if level == CHUNK else dot)(part(lower, level), x)
             stacked = dot(np.concatenate([x, nilpotent], axis=-2), nilpotent)
-            x = _finish(x - stacked[..., :n, :], stacked[..., n:, :], identity, steps, dot)
+            x = _finish(x - stacked[..., :n, :], stacked[..., n:, :], identity, steps, of_few)
     return x
 
 

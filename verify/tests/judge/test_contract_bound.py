@@ -80,8 +80,8 @@ def test_bound_in_few_passes_is_the_bound_pair_by_pair(seed: int, names: tuple[s
 def test_a_known_output_only_sharpens_the_bound(seed: int, names: tuple[str, ...]) -> None:
     """The better f is known the smaller is the bound: shares alone, the float64 reference, ball arithmetic.
 
-    What is known of f to within a doubt has |o| + doubt, and its distance from any value, at most two doubts above f's own.
-    The bound takes one of the two, at most once where the sum of weights is known to a half, and a little for roundings.
+    Where f is known to within a doubt, |o| + doubt and its distance from a value are at most two doubts above f's own.
+    The bound takes one of the two, at most once where the sum of weights is known to a half, and a little besides.
     """
     problem = feature_problem(seed, *names) if names else adversarial_problem(seed)
     floats, balls = oracle_float64.attention(problem), oracle_arb.attention(problem)

@@ -17,7 +17,7 @@ from verify.backend import device_model
 from verify.gdn.cases import BETAS, KEYS
 from verify.gdn.inverse_contract import inverse_bound
 from verify.gdn.inverse_judge import judge_inverse
-from verify.gdn.inverse_steps import PRECISIONS, InverseSteps
+from verify.gdn.inverse_steps import PRECISIONS, InverseSteps, invert
 from verify.gdn.tables import matrix
 from verify.verdict import Verdict
 
@@ -198,3 +198,24 @@ def test_beta_above_1_with_split_products() -> None:
     found = np.asarray(triangular_inverse(jnp.asarray(lower), beta=beta, precision="bf16x3", interpret=True))
     steps = InverseSteps("bf16x3", "add")
     assert judge_inverse(lower, found, steps, device_model()).judgement.verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("entries", "at", "due"),
+    [
+        # N = E D^-1 of the last level has 48 rows: lo x lo is left out.
+        (((17, 16), (40, 17)), (40, 16), 1.0 + 2.0**-9),
+        # D^-1 N and N N are one product of 80 rows: it is kept.
+        (((40, 0), (41, 40)), (41, 0), (1.0 + 2.0**-10) ** 2),
+    ],
+)
+def test_low_halves_meet_where_the_emulation_says(
+    entries: tuple[tuple[int, int], ...], at: tuple[int, int], due: float
+) -> None:
+    """The product of two pairs 1 + 2^-10, with or without that of their low halves, in kernel and emulation."""
+    lower = np.zeros((64, 64), np.float32)
+    for place in entries:
+        lower[place] = 1.0 + 2.0**-10
+    found = np.asarray(triangular_inverse(jnp.asarray(lower), precision="bf16x3", interpret=True))
+    assert found[at] == due
+    assert (found == invert(lower, InverseSteps("bf16x3"))).all()
