@@ -9,7 +9,6 @@ import numpy as np
 
 from fuzz.attention.compare import same_bits
 from fuzz.attention.evaluate import Answer, Trial, attempt, judged
-from verify.attention import oracle_float64
 from verify.attention.problem import widen
 from verify.verdict import Judgement, Verdict
 
@@ -46,8 +45,7 @@ def untouched(problem: AttentionProblem) -> np.ndarray:
 def _question(trial: Trial) -> Answer:
     problem = trial.problem
     bad = poisoned(problem, trial.case)
-    reference = oracle_float64.attention(bad)
-    bound = trial.bound(bad, reference, everywhere=False)
+    reference, bound = trial.expected(bad, everywhere=False)
     before, after = trial.run(problem), trial.run(bad)
     answer = judged(trial, bad, after, bound, reference)
     if answer.judgement.verdict is Verdict.FAIL:

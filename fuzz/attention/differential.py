@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from fuzz.attention.compare import close
 from fuzz.attention.evaluate import Answer, Trial, attempt, judged, load_attention
-from verify.attention import oracle_float64
 from verify.measures import widen
 from verify.verdict import Verdict
 
@@ -24,12 +23,9 @@ def _question(trial: Trial) -> Answer:
     problem = trial.problem
     other = str(trial.case.asked("peer"))
     peer = Trial(trial.case, load_peer(other), other)
-    reference = oracle_float64.attention(problem)
-    results, bounds = [], []
-    for one in (trial, peer):
-        bounds.append(one.bound(problem, reference))
-        results.append(one.run(problem))
-    ours, theirs = results
+    reference, bound = trial.expected(problem)
+    bounds = bound, peer.bound(problem, reference)
+    ours, theirs = (one.run(problem) for one in (trial, peer))
     pairs = {"out": (ours.out, widen(theirs.out), bounds[0].out + bounds[1].out)}
     if ours.lse is not None and theirs.lse is not None:
         pairs["lse"] = (ours.lse, widen(theirs.lse), bounds[0].lse + bounds[1].lse)

@@ -15,13 +15,12 @@ from jax.experimental.pallas import tpu as pltpu
 from fuzz.attention.buckets import ANCHOR_KEYS, LOG2_E
 from fuzz.operations import ATTENTION
 from fuzz.outcome import severity, shares
-from verify.attention import oracle_float64
 from verify.attention.adversarial import FLYWHEEL_LIMIT
 from verify.attention.examine import Examined, record_of
 from verify.attention.problem import AttentionProblem, widen
 from verify.attention.subjects import SubjectResult
 from verify.backend import device_model
-from verify.subjects.judging import REFUSALS, bound_of, promised_rows, verdict_on
+from verify.subjects.judging import REFUSALS, bound_of, promised_rows, reference_and_bound, verdict_on
 from verify.subjects.registry import is_ours, load
 from verify.verdict import Judgement, Verdict
 
@@ -92,10 +91,18 @@ class Trial:
         Raises:
             OutsideError: some row lies outside its domain, and the hunt wants none there.
         """
-        found = bound_of(self.subject, problem, reference, device_model())
-        if everywhere and not found.inside_domain.all():
-            raise OutsideError
-        return found
+        return _inside(bound_of(self.subject, problem, reference, device_model()), everywhere=everywhere)
+
+    def expected(self, problem: AttentionProblem, *, everywhere: bool = True) -> tuple[Reference, ContractBound]:
+        """The exact result and the subject's contract; raises as `bound`."""
+        reference, found = reference_and_bound(self.subject, problem, device_model())
+        return reference, _inside(found, everywhere=everywhere)
+
+
+def _inside(bound: ContractBound, *, everywhere: bool) -> ContractBound:
+    if everywhere and not bound.inside_domain.all():
+        raise OutsideError
+    return bound
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -125,8 +132,7 @@ def contract(trial: Trial, *, everywhere: bool = True) -> Answer:
     problem = trial.problem
     if trial.subject.unsupported(problem) is not None:
         raise OutsideError
-    reference = oracle_float64.attention(problem)
-    bound = trial.bound(problem, reference, everywhere=everywhere)
+    reference, bound = trial.expected(problem, everywhere=everywhere)
     return judged(trial, problem, trial.run(problem), bound, reference)
 
 

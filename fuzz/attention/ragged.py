@@ -15,7 +15,6 @@ from fuzz.attention import schedule
 from fuzz.attention.compare import same_bits
 from fuzz.attention.contamination import POISONS
 from fuzz.attention.evaluate import Answer, KernelRaisedError, OutsideError, Trial, attempt, judged
-from verify.attention import oracle_float64
 from verify.attention.problem import BF16
 from verify.attention.subjects import INTERPRET, SubjectResult
 from verify.subjects.judging import REFUSALS
@@ -136,8 +135,7 @@ def _question(subject: RaggedSubject, trial: Trial) -> Answer:
         tensor = str(asked["tensor"])
         ragged = spoilt(ragged, sequence % ragged.sequences, tensor, "nan" if poison == "none" else poison)
         dense = ragged.dense()
-    reference = oracle_float64.attention(dense)
-    bound = trial.bound(dense, reference, everywhere=sequence < 0)
+    reference, bound = trial.expected(dense, everywhere=sequence < 0)
     mode = str(asked.get("mode", DEFAULT))
     refusals = () if subject.name in names() else REFUSALS
     try:

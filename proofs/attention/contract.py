@@ -96,11 +96,10 @@ def _gamma_dominates() -> None:
 
 
 def _sums_are_covered() -> None:
-    none = np.zeros((1, 1))
     for model in devices.MODELS.values():
         u = Fraction(max(model.unit_roundoff, model.dot_unit_roundoff))
         for n in _lengths():
-            rows = contract._Rows(np.array([n]), none, none, none, none, none, none, model)  # noqa: SLF001  not a copy of it
+            rows = contract._Charges(np.array([n]), model)  # noqa: SLF001  not a copy of it
             allowed = ball(float(rows.summing[0]))
             roundings = (n - 1) + (budget.LANES - 1) + 2
             require(allowed >= _growth(roundings, u), f"`summing` of {n} keys allows fewer than {roundings} roundings")

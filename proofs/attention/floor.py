@@ -147,8 +147,7 @@ def flushed_weights_are_negligible() -> str:
 
 def _charges(model: devices.DeviceModel, n: int) -> tuple[Fraction, Fraction]:
     """What the contract itself charges for a row of n keys: per weight, and for all products."""
-    none = np.zeros((1, 1))
-    rows = contract._Rows(np.array([n]), none, none, none, none, none, none, model)  # noqa: SLF001  its charges, not a copy
+    rows = contract._Charges(np.array([n]), model)  # noqa: SLF001  its charges, not a copy
     return Fraction(float(rows.flushed_weight)), Fraction(float(rows.flushed_products[0]))
 
 

@@ -100,8 +100,7 @@ def _growth(n: int, u: Fraction) -> arb:
 
 
 def _first_order_is_covered(model: devices.DeviceModel, n: int) -> None:
-    none = np.zeros((1, 1))
-    rows = contract._Rows(np.array([n]), none, none, none, none, none, none, model)  # noqa: SLF001  its own charges
+    rows = contract._Charges(np.array([n]), model)  # noqa: SLF001  its own charges
     charged = ball(float(rows.summing[0]))
     if charged >= 1:
         return  # the contract's denominator is not positive: it does not use this bound

@@ -103,8 +103,7 @@ def attention_bound() -> str:
 
 
 def _flushed_weight(model: devices.DeviceModel) -> Fraction:
-    none = np.zeros((1, 1))
-    rows = contract._Rows(np.array([1]), none, none, none, none, none, none, model)  # noqa: SLF001  its own charge
+    rows = contract._Charges(np.array([1]), model)  # noqa: SLF001  its own charge
     return Fraction(float(rows.flushed_weight))
 
 
@@ -181,8 +180,7 @@ def _roundings(n: int, u: Fraction) -> tuple[arb, arb]:
 
 
 def _skew_is_covered(model: devices.DeviceModel, n: int) -> None:
-    none = np.zeros((1, 1))
-    rows = contract._Rows(np.array([n]), none, none, none, none, none, none, model)  # noqa: SLF001  its own charge
+    rows = contract._Charges(np.array([n]), model)  # noqa: SLF001  its own charge
     charged = ball(float(contract._skew(rows.summing, devices.BF16_UNIT_ROUNDOFF)[0]))  # noqa: SLF001
     low_l, high_l = _roundings(n, Fraction(model.unit_roundoff))
     low_o, high_o = _roundings(n, Fraction(model.dot_unit_roundoff))
@@ -211,11 +209,10 @@ def _flushes_are_covered(model: devices.DeviceModel) -> None:
     """
     longest = contract.CONVEX_KEYS
     omega, floor = ball(model.smallest_normal), ball(budget.SUM_FLOOR)
-    none = np.zeros((1, 1))
     for u_l, u_o in itertools.product((model.unit_roundoff, model.dot_unit_roundoff), repeat=2):
         spare: list[arb] = []
         for n in (1, longest):
-            rows = contract._Rows(np.array([n]), none, none, none, none, none, none, model)  # noqa: SLF001  its own charges
+            rows = contract._Charges(np.array([n]), model)  # noqa: SLF001  its own charges
             low_l, _ = _roundings(n, Fraction(u_l))
             _, high_o = _roundings(n, Fraction(u_o))
             charged = ball(float(rows.flushed_products[0]))

@@ -13,7 +13,7 @@ from reports.audit.answers import Arrays, Asked, Due, Kernel
 from verify.attention import oracle_float64
 from verify.attention.adversarial import by_name
 from verify.attention.cases import AttentionCase
-from verify.attention.contract import contract_bound
+from verify.attention.contract import reference_and_bound
 from verify.attention.problem import widen
 from verify.attention.settle import settle
 from verify.attention.subjects import run_flywheel
@@ -81,8 +81,7 @@ def inputs() -> tuple[Asked, ...]:
 
 def _asked(name: str, words: str, case: AttentionCase, *, ordinary: bool) -> Asked:
     problem = case.build()
-    reference = oracle_float64.attention(problem)
-    bound = contract_bound(problem, device_model())
+    reference, bound = reference_and_bound(problem, device_model())
     baseline = emulate(problem, Emulation(scores="bf16", sum_of="rounded"))
     inside = bound.inside_domain
     judged = inside | ~np.isfinite(reference.lse)

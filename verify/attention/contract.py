@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verify.attention.float64_rows import Place, alike, flushed_exp, range_reduce, running
-from verify.attention.problem import widen
+from verify.attention.float64_blocks import blocks
+from verify.attention.float64_rows import Bounded, Scores, attend, flushed_exp
 from verify.devices import BF16_UNIT_ROUNDOFF, DeviceModel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from jaxtyping import Bool, Float64
 
-    from verify.attention.problem import AttentionProblem, View
+    from verify.attention.float64_blocks import Block, Place
+    from verify.attention.problem import AttentionProblem
     from verify.attention.reference import Reference
 
 LOG2_E = math.log2(math.e)
@@ -86,58 +85,59 @@ def contract_bound(
     problem: AttentionProblem,
     device: DeviceModel,
     *,
-    rows_per_block: int = 128,
+    rows_per_block: int | None = None,
     weight_unit: float = BF16_UNIT_ROUNDOFF,
     query_error: Float64[np.ndarray, "batch heads q_len head_dim"] | None = None,
     reference: Reference | None = None,
 ) -> ContractBound:
     """Evaluate the contract on one problem.
 
-    Memory is bounded by `rows_per_block` rows of scores; cost grows as attention does (a causal row block looks at its
-    visible keys only).  Rows outside the domain get an infinite bound and inside_domain False.  `weight_unit` is the
-    unit roundoff with which P enters P V: that of BF16, or of an FP32 product where P stays in FP32.  `query_error` is
-    how far the kernel's queries may be from the problem's, where it makes them itself (rotary embedding): a score moves
-    by at most |scale| sum_d error_d |k_d|.  `reference` is the exact output of the same problem with its proved error,
-    if that is known already.
+    Memory is bounded by blocks of rows of scores, of `rows_per_block` rows if that is given; cost grows as attention
+    does (a causal row block looks at its visible keys only).  Rows outside the domain get an infinite bound and
+    inside_domain False.  `weight_unit` is the unit roundoff with which P enters P V: that of BF16, or of an FP32
+    product where P stays in FP32.  `query_error` is how far the kernel's queries may be from the problem's, where it
+    makes them itself (rotary embedding): a score moves by at most |scale| sum_d error_d |k_d|.  `reference` is the
+    exact output of the same problem with its proved error; None: what the float64 oracle says of it.
     """
-    shape = problem.q.shape[:3]
-    exact = None if reference is None else _known_output(reference)
-    found = _Bounds(np.zeros((*shape, problem.v_dim)), np.zeros(shape), np.ones(shape, dtype=bool), np.zeros(shape))
-    k_all, v_all, q_all = (widen(x) for x in (problem.k, problem.v, problem.q))
-    for b in range(problem.batch):
-        for view in problem.views(b):
-            for kv, heads in alike(problem):
-                keys = _Keys(k_all[b, kv, view.keys], v_all[b, kv, view.keys])
-                rule = _Rule.of(problem, heads[0], device, weight_unit)
-                for part in _row_blocks(view, max(rows_per_block // len(heads), 1)):
-                    place = Place(b, heads, view, part)
-                    error = None if query_error is None else place.take(query_error)
-                    start, stop = place.each(view.start), place.each(view.stop)
-                    known = None if exact is None else (place.take(exact[0]), place.take(exact[1]))
-                    found.put(place, _block_bound(place.take(q_all), keys, start, stop, rule, error, known))
-    return ContractBound(found.out, found.lse, found.inside, found.max_logit)
+    if reference is None:
+        evaluated = reference_and_bound(
+            problem, device, rows_per_block=rows_per_block, weight_unit=weight_unit, query_error=query_error
+        )
+        return evaluated[1]
+    found = _Bounds.blank(problem)
+    for place, block in blocks(problem, rows_per_block=rows_per_block):
+        known = _known(place.take(reference.out), place.take(reference.out_error))
+        moved = None if query_error is None else place.take(query_error)
+        found.put(place, _block_bound(Scores.of(block), _Rule.of(block, device, weight_unit), known, moved))
+    return found.contract()
 
 
-def _known_output(reference: Reference) -> tuple[np.ndarray, np.ndarray]:
+def reference_and_bound(
+    problem: AttentionProblem,
+    device: DeviceModel,
+    *,
+    rows_per_block: int | None = None,
+    weight_unit: float = BF16_UNIT_ROUNDOFF,
+    query_error: Float64[np.ndarray, "batch heads q_len head_dim"] | None = None,
+) -> tuple[Reference, ContractBound]:
+    """What `oracle_float64.attention` and `contract_bound` say, from the same scores: in two thirds of the time."""
+    values, found = Bounded.blank(problem.q.shape[:3], problem.v_dim), _Bounds.blank(problem)
+    for place, block in blocks(problem, rows_per_block=rows_per_block):
+        scores = Scores.of(block)
+        bounded = attend(scores)
+        values.put(place, bounded)
+        known = _known(bounded.out, bounded.out_error)
+        moved = None if query_error is None else place.take(query_error)
+        found.put(place, _block_bound(scores, _Rule.of(block, device, weight_unit), known, moved))
+    return values.reference(), found.contract()
+
+
+def _known(out: np.ndarray, error: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Output and its error; 0 where f is not finite and class decides."""
-    finite = np.isfinite(reference.out)
+    finite = np.isfinite(out)
     if finite.all():
-        return reference.out, reference.out_error
-    return np.where(finite, reference.out, 0.0), np.where(finite, reference.out_error, 0.0)
-
-
-def _row_blocks(view: View, rows_per_block: int) -> Iterator[slice]:
-    """Consecutive rows; fewer where they see keys far apart, so that a block never has many hidden pairs."""
-    begin = 0
-    while begin < len(view.start):
-        count = min(rows_per_block, len(view.start) - begin)
-        while count > 1:
-            start, stop = view.start[begin : begin + count], view.stop[begin : begin + count]
-            if stop.max() - start.min() <= 2 * ((stop - start).max() + count):
-                break
-            count //= 2
-        yield slice(begin, begin + count)
-        begin += count
+        return out, error
+    return np.where(finite, out, 0.0), np.where(finite, error, 0.0)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -147,49 +147,20 @@ class _Bounds:
     inside: np.ndarray
     max_logit: np.ndarray
 
+    @classmethod
+    def blank(cls, problem: AttentionProblem) -> _Bounds:
+        """To be filled block by block."""
+        shape = problem.q.shape[:3]
+        return cls(np.zeros((*shape, problem.v_dim)), np.zeros(shape), np.ones(shape, dtype=bool), np.zeros(shape))
+
+    def contract(self) -> ContractBound:
+        """Of a whole problem."""
+        return ContractBound(self.out, self.lse, self.inside, self.max_logit)
+
     def put(self, place: Place, other: _Bounds) -> None:
         """Write what holds at a place."""
         for field in dataclasses.fields(self):
             place.put(getattr(self, field.name), getattr(other, field.name))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Keys:
-    """Keys and values of one KV head, with what does not depend on the rows."""
-
-    k: np.ndarray
-    v: np.ndarray
-
-    @functools.cached_property
-    def sizes(self) -> np.ndarray:
-        """Sizes of the keys' components."""
-        return np.abs(self.k)
-
-    @functools.cached_property
-    def values(self) -> np.ndarray:
-        """Values, 0 where they are not finite."""
-        finite = np.isfinite(self.v)
-        return self.v if finite.all() else np.where(finite, self.v, 0.0)
-
-    @functools.cached_property
-    def finite(self) -> np.ndarray:
-        """Keys without NaN or infinity."""
-        return np.isfinite(self.k).all(axis=1)
-
-    @functools.cached_property
-    def summed(self) -> np.ndarray:
-        """Per key and lane: sizes of the values up to it, added up."""
-        return np.cumsum(np.abs(self.values), axis=0)
-
-    @functools.cached_property
-    def highest(self) -> np.ndarray:
-        """The largest value up to each key."""
-        return running(np.maximum, self.values)
-
-    @functools.cached_property
-    def lowest(self) -> np.ndarray:
-        """The least value up to each key."""
-        return running(np.minimum, self.values)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -203,8 +174,8 @@ class _Rule:
     weight_unit: float
 
     @classmethod
-    def of(cls, problem: AttentionProblem, head: int, device: DeviceModel, weight_unit: float) -> _Rule:
-        return cls(problem.scale, problem.softcap, problem.sink(head), device, weight_unit)
+    def of(cls, block: Block, device: DeviceModel, weight_unit: float) -> _Rule:
+        return cls(block.rule.scale, block.rule.softcap, block.rule.sink, device, weight_unit)
 
     @property
     def inside_domain(self) -> bool:
@@ -218,66 +189,17 @@ class _Rule:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _Rows:
-    """Some rows of one head, in float64, with K keys; a sink is the last of them, of value 0.
-
-    Attributes:
-        counts: how many keys each row sees.
-        v: values, zeros for what is not finite.
-        share: P' of each key: P up to a factor within exp(+-doubt).
-        log_share: ln P', which does not underflow.
-        sigma: error of each score in log2 units.
-        doubt: of ln P', per key or per row.
-        lse: natural log.
-        device: the machine.
-        highest: per row and lane the largest visible value.
-        lowest: the least.
-        total_v: at least the sum of the visible values' sizes.
-        weight_unit: of P as it enters P V.
-        exponent: ln 2 (sigma + shift) + doubt per key, where `sigma` is the largest of each row; None: not yet formed.
-    """
+class _Charges:
+    """What rows of so many keys, a sink among them, are charged whatever is in them."""
 
     counts: np.ndarray
-    v: np.ndarray
-    share: np.ndarray
-    log_share: np.ndarray
-    sigma: np.ndarray
-    doubt: np.ndarray
-    lse: np.ndarray
     device: DeviceModel
-    highest: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
-    lowest: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
-    total_v: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0))
-    weight_unit: float = BF16_UNIT_ROUNDOFF
-    exponent: np.ndarray | None = None
 
     @functools.cached_property
     def summing(self) -> np.ndarray:
         """Relative error of a sum over the row in any order: n keys, up to 128 partial sums, two products to spare."""
         u = max(self.device.unit_roundoff, self.device.dot_unit_roundoff)
         return np.asarray(gamma(self.counts + 130.0, u))
-
-    @functools.cached_property
-    def shared_weight_error(self) -> np.ndarray:
-        """rho_k P_k: by how much a weight that is not flushed may be off, as a share of the row."""
-        exponent = self.exponent
-        if exponent is None:
-            exponent = self.sigma + _shift_error(self.device)
-            exponent *= LN2
-            exponent += self.doubt
-        exp2 = self.device.exp2_relative
-        if exponent.max() < 1.0:
-            return _small_growth(self.share, exponent, exp2 * math.e)
-        grown = _grown(self.share, self.log_share, exponent)
-        large = grown * (1.0 + exp2)
-        grown += self.share * (exp2 * math.e)
-        np.copyto(grown, large, where=~(exponent < 1.0))
-        return grown
-
-    @functools.cached_property
-    def shared_weight_errors(self) -> np.ndarray:
-        """Their sum per row."""
-        return self.shared_weight_error.sum(axis=1)
 
     @property
     def flushed_weight(self) -> float:
@@ -292,55 +214,63 @@ class _Rows:
         """The same for a product p v, the partial sum it enters and a rescaling of that: three omega per key."""
         return 16.0 * 2.0 ** (BIAS + 2) * self.device.smallest_normal * self.counts * (1.0 + self.summing)
 
+    def rounding_p(self, weight_unit: float) -> np.ndarray:
+        """1 + the error of a weight's rounding as it enters P V and of the sum, together."""
+        return (1.0 + weight_unit) * (1.0 + self.summing)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Rows:
+    """What the bounds of some rows are made of, in float64.
+
+    Attributes:
+        charges: by the number of keys.
+        weight_errors: sum_k rho_k P_k, by how much weights that are not flushed may be off, as a share of the row.
+        weighted: sum_k alpha_k P_k |v_k|, the same for products with values, roundings of P and of the sum included.
+        total: sum_k P_k as float64 has it.
+        sigma: the largest error of a score, log2 units.
+        lse: natural log.
+        highest: per row and lane the largest visible value.
+        lowest: the least.
+        total_v: at least the sum of the visible values' sizes.
+        weight_unit: of P as it enters P V.
+    """
+
+    charges: _Charges
+    weight_errors: np.ndarray
+    weighted: np.ndarray
+    total: np.ndarray | float
+    sigma: np.ndarray
+    lse: np.ndarray
+    highest: np.ndarray
+    lowest: np.ndarray
+    total_v: np.ndarray
+    weight_unit: float = BF16_UNIT_ROUNDOFF
+
 
 def _block_bound(
-    q: np.ndarray,
-    keys: _Keys,
-    start: np.ndarray,
-    stop: np.ndarray,
-    rule: _Rule,
-    query_error: np.ndarray | None = None,
-    exact: tuple[np.ndarray, np.ndarray] | None = None,
+    scores: Scores, rule: _Rule, known: tuple[np.ndarray, np.ndarray], moved: np.ndarray | None = None
 ) -> _Bounds:
-    """Bounds for some rows over one KV head; row i sees the keys from start[i] up to stop[i].
-
-    `exact` is their output with its error, if known.
-    """
-    sink, device = rule.sink, rule.device
-    blind = stop <= start
-    first = int(start.min(initial=len(keys.k)))
-    run = slice(first, max(int(stop.max(initial=0)), first))
-    k, values = keys.k[run], keys.values[run]
-    if k.shape[0] == 0 and sink is None:
-        nothing = np.zeros(q.shape[0])
-        return _Bounds(np.zeros((q.shape[0], values.shape[1])), nothing, np.ones(q.shape[0], dtype=bool), nothing)
+    """Bounds for the rows of a block; `known` is their output with its error, `moved` the error of their queries."""
+    block, sink = scores.block, rule.sink
+    blind, head = block.empty, block.head
+    if block.width == 0 and sink is None:
+        nothing = np.zeros(len(block.q))
+        return _Bounds(
+            np.zeros((len(block.q), head.values.shape[1])), nothing, np.ones(len(block.q), dtype=bool), nothing
+        )
     with np.errstate(all="ignore"):
-        sizes = keys.sizes[run].T
-        magnitude = np.abs(q) @ sizes
-        _hide(magnitude, 0.0, start - first, stop - first)
-        reach = magnitude.max(axis=1, initial=0.0)
-        finite = np.isfinite(q).all(axis=1) & _sees_finite(keys.finite[run], start - first, stop - first)
-        inside = (finite & _has_room(reach, rule)) | blind
+        reach = scores.magnitude.max(axis=1, initial=0.0)
+        inside = (_sees_finite(scores) & _has_room(reach, rule)) | blind
         inside &= rule.inside_domain | (blind & (sink is None))
-        logits = q @ k.T
-        logits *= rule.scale
-        _hide(logits, -np.inf, start - first, stop - first)
-        highest, lowest, total_v = _value_ranges(keys, run, start, stop)
-        counts = np.maximum(stop - start, 0)
-        if sink is not None:
-            values = np.concatenate([values, np.zeros((1, values.shape[1]))])
-            highest, lowest, counts = np.maximum(highest, 0.0), np.minimum(lowest, 0.0), counts + 1
-        if rule.softcap is None and query_error is None and k.shape[0]:
-            max_logit, weights = _plain_weights(logits, magnitude, reach, q.shape[1], rule)
-        else:
-            moved = None if query_error is None else query_error @ sizes
-            scores = _scores(logits, magnitude, q.shape[1], rule, moved)
-            max_logit = _max_logit_bound(scores, device)
-            weights = _weights(scores if sink is None else scores.with_sink(sink, device))
-        ranges = (highest, lowest, total_v, rule.weight_unit, weights.exponent)
-        shares = (weights.share, weights.log_share, weights.sigma, weights.doubt, weights.lse)
-        rows = _Rows(counts, values, *shares, device, *ranges)
-        out, lse_bound = _out_bound(rows, exact), _lse_bound(rows)
+        charges = _Charges(np.maximum(block.stop - block.start, 0) + (sink is not None), rule.device)
+        found = None
+        if rule.softcap is None and sink is None and moved is None:
+            found = _in_few_passes(scores, reach, charges, rule)
+        if found is None:
+            found = _pair_by_pair(scores, charges, rule, moved)
+        rows, max_logit = found
+        out, lse_bound = _out_bound(rows, known), _lse_bound(rows)
         for bound in (out, lse_bound, max_logit):
             np.multiply(bound, EVALUATION_SLACK, out=bound)
             if not inside.all():
@@ -353,23 +283,16 @@ def _block_bound(
     return _Bounds(out, lse_bound, inside, max_logit)
 
 
-def _hide(x: np.ndarray, value: float, start: np.ndarray, stop: np.ndarray) -> None:
-    """Put a value where a row does not see the key: in the few columns that some row does not see."""
-    index = np.arange(x.shape[1])[None, :]
-    left, right = int(start.max(initial=0)), max(int(stop.min(initial=x.shape[1])), 0)
-    if right < x.shape[1]:
-        np.copyto(x[:, right:], value, where=index[:, right:] >= stop[:, None])
-    if left > 0:
-        np.copyto(x[:, :left], value, where=index[:, :left] < start[:, None])
-
-
-def _sees_finite(finite: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """Rows whose visible keys are all finite.
+def _sees_finite(scores: Scores) -> np.ndarray:
+    """Finite rows whose visible keys are all finite.
 
     A value that is not finite takes only its own lane out of the bound: f is not finite there, and class decides.
     """
-    odd = np.flatnonzero(~finite)[None, :]
-    return ((odd >= stop[:, None]) | (odd < start[:, None])).all(axis=1)
+    block = scores.block
+    odd = block.head.odd_keys[None, :]
+    finite = ((odd >= block.stop[:, None]) | (odd < block.start[:, None])).all(axis=1)
+    finite[scores.odd_rows] = False
+    return finite
 
 
 def _has_room(reach: np.ndarray, rule: _Rule) -> np.ndarray:
@@ -377,67 +300,90 @@ def _has_room(reach: np.ndarray, rule: _Rule) -> np.ndarray:
     return reach * max(1.0, abs(rule.scale) * LOG2_E) <= DOMAIN_LIMIT
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Weights:
-    """Fields of `_Rows` that scores decide; `sigma` may be the largest of each row where `exponent` is given."""
+def _in_few_passes(
+    scores: Scores, reach: np.ndarray, charges: _Charges, rule: _Rule
+) -> tuple[_Rows, np.ndarray] | None:
+    """What `_pair_by_pair` gives without a soft cap and a sink; None where scores are too large for it.
 
-    share: np.ndarray
-    log_share: np.ndarray
-    sigma: np.ndarray
-    doubt: np.ndarray
-    lse: np.ndarray
-    exponent: np.ndarray | None = None
-
-
-def _weights(scores: _Scores) -> _Weights:
-    """Shares of scores whose errors are known pair by pair."""
-    share, log_share, lse = _shares(scores.logits)
-    doubt = _evaluation_doubt(scores.doubt, share, log_share)
-    return _Weights(share, log_share, scores.sigma, doubt, lse)
-
-
-def _plain_weights(
-    logits: np.ndarray, magnitude: np.ndarray, reach: np.ndarray, head_dim: int, rule: _Rule
-) -> tuple[np.ndarray, _Weights]:
-    """What `_scores`, `_max_logit_bound` and `_weights` give without a soft cap, in fewer passes.
-
-    Errors of scores then are straight lines in `magnitude`, so that the largest of a row is that at its `reach`, and
-    the exponent of a weight's error is one line too.  Overwrites logits and magnitude.
+    Errors of scores then are straight lines in sum_d |q_d k_kd|, the exponent of a weight's error is one line too, and
+    what it makes of the weight is a parabola.
     """
-    device, sink = rule.device, rule.sink
+    block, device, magnitude = scores.block, rule.device, scores.magnitude
+    head_dim = block.q.shape[1]
     slope, constant = _score_line(rule.scale, head_dim, device)
     doubt_slope = _doubt_slope(rule.scale, head_dim)
-    line = magnitude * (LN2 * slope + doubt_slope)
-    line += logits
-    every = np.arange(len(logits))
-    best = logits.argmax(axis=1)
-    largest = logits[every, best]
-    apart = line.max(axis=1) + (LN2 * constant + EVALUATION_DOUBT) - largest
-    apart += doubt_slope * magnitude[every, best] + EVALUATION_DOUBT
-    max_logit = _of_maximum(largest, apart, device)
     sigma = slope * reach + constant
     own = doubt_slope * reach + EVALUATION_DOUBT
-    exponent = np.multiply(magnitude, LN2 * slope, out=line)
-    exponent += LN2 * (constant + _shift_error(device))
-    if sink is not None:
-        of_sink = _sink_error(sink, device)
-        sigma = np.maximum(sigma, of_sink)
-        logits, exponent = _widened(logits, sink), _widened(exponent, LN2 * (of_sink + _shift_error(device)))
-    negligible = bool(own.max() < NEGLIGIBLE)
-    # Logarithms of shares are asked for where an exponent reaches 1; twice its size leaves room for roundings.
+    # expm1(x) <= x + x**2 up to 1; twice the size leaves room for roundings.
     largest_exponent = LN2 * (sigma.max() + _shift_error(device)) + 3.0 * own.max()
-    small = negligible and bool(2.0 * largest_exponent < 1.0)
-    share, log_share, lse = _shares(logits, logarithms=not small)
-    if negligible:
-        doubt = 3.0 * own[:, None]
-    else:
-        magnitude *= doubt_slope
-        magnitude += EVALUATION_DOUBT
-        doubt = _evaluation_doubt(
-            magnitude if sink is None else _widened(magnitude, EVALUATION_DOUBT), share, log_share
-        )
-    exponent += doubt
-    return max_logit, _Weights(share, log_share, sigma[:, None], doubt, lse, exponent)
+    if not (own.max() < NEGLIGIBLE and 2.0 * largest_exponent < 1.0):
+        return None
+    line = magnitude * (LN2 * slope + doubt_slope)
+    line += scores.logits
+    apart = line.max(axis=1) + (LN2 * constant + EVALUATION_DOUBT) - scores.largest + own
+    # With exponents x = a m + b in m = sum_d |q_d k_kd|: x + x**2 + more = (a m)**2 + (a + 2 a b) m + b + b**2 + more.
+    a = LN2 * slope
+    b = LN2 * (constant + _shift_error(device)) + 3.0 * own
+    grown = np.multiply(magnitude, a * a, out=line)
+    grown += (a + 2.0 * a * b)[:, None]
+    grown *= magnitude
+    grown += (b + b * b + device.exp2_relative * math.e)[:, None]
+    grown *= scores.weights
+    weighted = grown @ block.head.sizes[block.keys]
+    rounding_p = charges.rounding_p(rule.weight_unit)
+    weighted *= (rounding_p / scores.total)[:, None]
+    weighted += scores.weighted_sizes * ((rounding_p - 1.0) / scores.total)[:, None]
+    weight_errors, lse = grown.sum(axis=1) / scores.total, scores.top + np.log(scores.total)
+    ranges = (block.high, block.low, block.sums, rule.weight_unit)
+    return _Rows(charges, weight_errors, weighted, 1.0, sigma, lse, *ranges), _of_maximum(scores.largest, apart, device)
+
+
+def _pair_by_pair(scores: Scores, charges: _Charges, rule: _Rule, moved: np.ndarray | None) -> tuple[_Rows, np.ndarray]:
+    """What bounds are made of where each score has an error of its own, and the bound of the largest logit."""
+    block, device = scores.block, rule.device
+    sizes = block.head.key_sizes[block.keys].T
+    logits = block.q @ block.head.keys[block.keys].T
+    logits *= rule.scale
+    block.hide(logits, -np.inf)
+    each = _scores(logits, scores.magnitude, block.q.shape[1], rule, None if moved is None else moved @ sizes)
+    max_logit = _max_logit_bound(each, device)
+    values = block.head.sizes[block.keys]
+    if rule.sink is not None:
+        each = each.with_sink(rule.sink, device)
+        values = np.concatenate([values, np.zeros((1, values.shape[1]))])
+    share, log_share, lse = _shares(each.logits)
+    exponent = each.sigma + _shift_error(device)
+    exponent *= LN2
+    exponent += _evaluation_doubt(each.doubt, share, log_share)
+    weight_error = _weight_error(share, log_share, exponent, device)
+    rounding_p = charges.rounding_p(rule.weight_unit)[:, None]
+    alpha_share = weight_error * rounding_p
+    alpha_share += share * (rounding_p - 1.0)
+    rows = _Rows(
+        charges,
+        weight_error.sum(axis=1),
+        alpha_share @ values,
+        share.sum(axis=1, keepdims=True),
+        each.sigma.max(axis=1),
+        lse,
+        block.high,
+        block.low,
+        block.sums,
+        rule.weight_unit,
+    )
+    return rows, max_logit
+
+
+def _weight_error(share: np.ndarray, log_share: np.ndarray, exponent: np.ndarray, device: DeviceModel) -> np.ndarray:
+    """rho_k P_k: by how much a weight that is not flushed may be off, as a share of the row."""
+    exp2 = device.exp2_relative
+    if exponent.max() < 1.0:
+        return _small_growth(share, exponent, exp2 * math.e)
+    grown = _grown(share, log_share, exponent)
+    large = grown * (1.0 + exp2)
+    grown += share * (exp2 * math.e)
+    np.copyto(grown, large, where=~(exponent < 1.0))
+    return grown
 
 
 def _widened(x: np.ndarray, value: float) -> np.ndarray:
@@ -445,37 +391,20 @@ def _widened(x: np.ndarray, value: float) -> np.ndarray:
     return np.column_stack([x, np.full(len(x), value)])
 
 
-def _shares(logits: np.ndarray, *, logarithms: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """P', ln P' (P' again unless the logarithms are asked for) and the LSE of each row.  Overwrites the logits.
+def _shares(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """P', ln P' and the LSE of each row.  Overwrites the logits.
 
     A share below exp(FLUSHED_LOG) counts as 0: with |v| < 2**128 that moves no sum by 2**-800, and every bound holds at
     least 2**-126 of flushing.
     """
     top = logits.max(axis=1, keepdims=True)
     logits -= top
-    weights = flushed_exp(logits.copy() if logarithms else logits)
+    weights = flushed_exp(logits.copy())
     total = weights.sum(axis=1, keepdims=True)
     weights /= total
     log_total = np.log(total)
-    if logarithms:
-        logits -= log_total
+    logits -= log_total
     return weights, logits, (top + log_total)[:, 0]
-
-
-def _value_ranges(
-    keys: _Keys, run: slice, start: np.ndarray, stop: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Per row and lane: largest and least visible value, and at least the sum of the visible sizes; 0 without keys."""
-    if run.start >= run.stop:
-        nothing = np.zeros((len(start), keys.v.shape[1]))
-        return nothing, nothing, nothing
-    if not start.any():
-        last = np.maximum(stop, 1) - 1
-        return keys.highest.take(last, axis=0), keys.lowest.take(last, axis=0), keys.summed.take(last, axis=0)
-    v, start, stop = keys.values[run], start - run.start, stop - run.start
-    highest, lowest = (range_reduce(op, v, start, stop) for op in (np.maximum, np.minimum))
-    # Keys before the window only add to the sum.
-    return highest, lowest, np.cumsum(np.abs(v), axis=0)[np.maximum(stop, 1) - 1]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -612,59 +541,44 @@ def _shift_error(device: DeviceModel) -> float:
     return device.unit_roundoff * 2 * (LARGEST_EXPONENT + BIAS) + device.smallest_normal
 
 
-def _doubt_of_exact(rows: _Rows, spread: np.ndarray, largest: np.ndarray) -> np.ndarray:
-    """|sum_k P'_k v_k - f|: what float64 shares make of the exact output; never more than the spread of the values."""
-    if rows.doubt.shape[1] == 1:
-        return np.minimum(rows.doubt * (1.0 + rows.doubt) * largest, spread)
-    return np.minimum(_grown(rows.share, rows.log_share, rows.doubt) @ np.abs(rows.v), spread)
-
-
-def _out_bound(rows: _Rows, known: tuple[np.ndarray, np.ndarray] | None = None) -> np.ndarray:
-    device, unit = rows.device, BF16_UNIT_ROUNDOFF
-    v, n = rows.v, rows.counts.astype(np.float64)[:, None]
-    summing = rows.summing[:, None]
+def _out_bound(rows: _Rows, known: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+    """Bounds of outputs that are known to within a doubt."""
+    charges = rows.charges
+    device, unit = charges.device, BF16_UNIT_ROUNDOFF
+    n, summing = charges.counts.astype(np.float64)[:, None], charges.summing[:, None]
     highest, lowest = rows.highest, rows.lowest
-    largest = np.maximum(highest, -lowest)  # lowest <= highest
-    spread = highest - lowest
-    computed, doubt = (rows.share @ v, _doubt_of_exact(rows, spread, largest)) if known is None else known
+    computed, doubt = known
     exact = np.abs(computed)
     exact += doubt
-    rho_share = rows.shared_weight_error
-    rounding_p = (1.0 + rows.weight_unit) * (1.0 + summing)
-    alpha_share = rho_share * rounding_p
-    alpha_share += rows.share * (rounding_p - 1.0)
-    beta = rows.shared_weight_errors[:, None] * (1.0 + summing) + rows.share.sum(axis=1, keepdims=True) * summing
-    flushed_products = rows.flushed_products[:, None]
-    denominator = 1.0 - beta - n * rows.flushed_weight
-    numerator = alpha_share @ np.abs(v)
-    other = exact * beta
-    numerator += other
-    theta = np.multiply(exact, n, out=other)
-    theta += rows.total_v
-    theta *= rows.flushed_weight
-    theta += flushed_products
-    numerator += theta
+    beta = rows.weight_errors[:, None] * (1.0 + summing) + rows.total * summing
+    flushed_products = charges.flushed_products[:, None]
+    denominator = 1.0 - beta - n * charges.flushed_weight
+    # What flushing moves is theta = (exact n + total_v) flushed_weight + flushed_products.
+    numerator = exact * (beta + n * charges.flushed_weight)
+    numerator += rows.weighted
+    numerator += rows.total_v * charges.flushed_weight
+    numerator += flushed_products
     numerator /= denominator
     unbounded = ~(denominator[:, 0] > 0.0)
     if unbounded.any():
         numerator[unbounded] = np.inf
-    farthest = np.subtract(computed, lowest, out=other)
+    farthest = computed - lowest
     np.maximum(farthest, highest - computed, out=farthest)
     farthest += doubt
-    convex = np.minimum(farthest, spread, out=farthest)
-    skewed = _skew(summing, rows.weight_unit) * largest
-    skewed += flushed_products
-    convex += skewed
-    convex[rows.counts > CONVEX_KEYS] = np.inf
+    convex = np.minimum(farthest, highest - lowest, out=farthest)
+    largest = np.maximum(highest, -lowest)  # lowest <= highest
+    largest *= _skew(summing, rows.weight_unit)
+    largest += flushed_products
+    convex += largest
+    convex[charges.counts > CONVEX_KEYS] = np.inf
+    # The division errs by a part of |f| + divided, and the rounding of the result by a part of what that leaves.  The
+    # result is formed at half scale, where anything below smallest_normal is flushed.
     divided = np.fmin(numerator, convex, out=convex)
-    more = np.add(exact, divided, out=skewed)
-    more *= 2.0 * device.reciprocal_relative + 3.0 * device.unit_roundoff
-    divided += more
-    # The result is formed at half scale, where anything below smallest_normal is flushed.
-    more = np.add(exact, divided, out=skewed)
-    more *= unit
-    more += 2.0 * device.smallest_normal
-    divided += more
+    dividing = 2.0 * device.reciprocal_relative + 3.0 * device.unit_roundoff
+    divided *= (1.0 + dividing) * (1.0 + unit)
+    exact *= dividing + unit + dividing * unit
+    divided += exact
+    divided += 2.0 * device.smallest_normal
     return divided
 
 
@@ -675,13 +589,13 @@ def _skew(summing: np.ndarray, unit: float) -> np.ndarray:
 
 def _lse_bound(rows: _Rows) -> np.ndarray:
     """In nats: the error of the sum, of the logarithm, and of putting the anchor back."""
-    device = rows.device
-    flushed = rows.counts * rows.flushed_weight
-    beta = rows.shared_weight_errors * (1.0 + rows.summing) + rows.summing + flushed
+    charges, device = rows.charges, rows.charges.device
+    flushed = charges.counts * charges.flushed_weight
+    beta = rows.weight_errors * (1.0 + charges.summing) + charges.summing + flushed
     of_sum = _log_of_relative(beta)
     # Whatever the scores' errors are, they move the LSE by at most the largest of them.
     alone = np.expm1(LN2 * _shift_error(device)) + device.exp2_relative * math.e
-    of_scores = LN2 * rows.sigma.max(axis=1) + _log_of_relative((1.0 + alone) * (1.0 + rows.summing) - 1.0 + flushed)
+    of_scores = LN2 * rows.sigma + _log_of_relative((1.0 + alone) * (1.0 + charges.summing) - 1.0 + flushed)
     log_size = LN2 * LARGEST_EXPONENT  # ln l lies within [-(BIAS + 2), 125] ln 2
     anchor_size = np.abs(rows.lse) + log_size
     rounding = device.log_relative * log_size + device.log_absolute + 5.0 * device.unit_roundoff * anchor_size

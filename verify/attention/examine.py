@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 
-from verify.attention import oracle_float64
 from verify.attention.cases import AttentionCase, digest, features_json
-from verify.attention.contract import contract_bound
+from verify.attention.contract import reference_and_bound
 from verify.attention.judge import judge
 from verify.attention.subjects import FLYWHEEL, INTERPRET, SubjectResult, run_flywheel
 from verify.backend import device_model
@@ -70,13 +69,14 @@ def examine_problem(
     """Run `flywheel.attention` on a problem and judge what comes back by the contract of the backend that ran it."""
     model = device_model()
     result = run_flywheel(problem, config=config, softmax=softmax, interpret=INTERPRET[interpret])
+    reference, bound = reference_and_bound(problem, model)
     judgement = judge(
         problem,
         result.out,
         result.lse,
-        contract_bound(problem, model),
+        bound,
         got_max_logit=result.max_logit,
-        reference=oracle_float64.attention(problem),
+        reference=reference,
         power=power,
     )
     return Examined(problem, result, judgement)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from verify.attention.float64_blocks import Place, finite_part, norms, row_grains
+from verify.attention.reference import Reference
 
+if TYPE_CHECKING:
     from jaxtyping import Bool, Float64, Int
 
-    from verify.attention.problem import AttentionProblem, View
+    from verify.attention.float64_blocks import Block
 
 UNIT = 2.0**-53
 FUNCTION_ULPS = 2.0
@@ -35,7 +35,7 @@ CAP_ERROR = FUNCTION_ERROR + 3.0 * UNIT
 LOOSE = 2.0**-20
 # Above this error of a row's largest logit, relative to its size, the keys that may hold it are looked at alone.  It
 # decides which proof is used, never whether the bound holds.
-VAGUE = 2.0**-40
+VAGUE = 2.0**-34
 # Logits beyond this size are left to ball arithmetic, since sums of them could overflow.
 LARGEST_LOGIT = 2.0**1020
 
@@ -43,132 +43,6 @@ LARGEST_LOGIT = 2.0**1020
 def gamma(terms: int) -> float:
     """Higham's gamma_n = n u / (1 - n u): relative error of `terms` successive roundings."""
     return terms * UNIT / (1.0 - terms * UNIT)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class KVHead:
-    """Some keys of one KV head: their finite part (other entries as 0), and maxima over the first 1, 2, ... keys."""
-
-    keys: Float64[np.ndarray, "kv_len head_dim"]
-    values: Float64[np.ndarray, "kv_len v_dim"]
-    raw_keys: Float64[np.ndarray, "kv_len head_dim"]
-    raw_values: Float64[np.ndarray, "kv_len v_dim"]
-    sizes: Float64[np.ndarray, "kv_len v_dim"]
-    norms: Float64[np.ndarray, " kv_len"]
-    odd_keys: Int[np.ndarray, " odd"]
-    odd_values: Int[np.ndarray, " odd"]
-
-    @classmethod
-    def of(cls, raw_keys: np.ndarray, raw_values: np.ndarray) -> KVHead:
-        """Split keys and values into what is finite and where it is not."""
-        odd_keys, keys = _split(raw_keys)
-        odd_values, values = _split(raw_values)
-        return cls(
-            keys=keys,
-            values=values,
-            raw_keys=raw_keys,
-            raw_values=raw_values,
-            sizes=np.abs(values),
-            norms=_norms(keys),
-            odd_keys=odd_keys,
-            odd_values=odd_values,
-        )
-
-    @functools.cached_property
-    def key_sizes(self) -> Float64[np.ndarray, "kv_len head_dim"]:
-        """Sizes of the keys' components."""
-        return np.abs(self.keys)
-
-    @functools.cached_property
-    def prefix_norms(self) -> Float64[np.ndarray, " kv_len"]:
-        """Per key the largest norm up to it."""
-        return np.maximum.accumulate(self.norms)
-
-    @functools.cached_property
-    def prefix_low(self) -> Float64[np.ndarray, "kv_len v_dim"]:
-        """Per key and lane the least value up to it."""
-        return running(np.minimum, self.values)
-
-    @functools.cached_property
-    def prefix_high(self) -> Float64[np.ndarray, "kv_len v_dim"]:
-        """Per key and lane the largest value up to it."""
-        return running(np.maximum, self.values)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class LogitRule:
-    """What turns scores into weights, besides the keys themselves."""
-
-    scale: float
-    softcap: float | None
-    sink: float | None
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Block:
-    """Rows of one query head; row i sees keys start[i] .. stop[i] - 1 of its KV head."""
-
-    q: Float64[np.ndarray, "rows head_dim"]
-    head: KVHead
-    start: Int[np.ndarray, " rows"]
-    stop: Int[np.ndarray, " rows"]
-    rule: LogitRule
-
-    @functools.cached_property
-    def empty(self) -> Bool[np.ndarray, " rows"]:
-        """Rows that see no key."""
-        return self.start >= self.stop
-
-    @functools.cached_property
-    def first(self) -> int:
-        """The first key that a row of the block sees."""
-        return int(self.start[~self.empty].min(initial=self.last))
-
-    @functools.cached_property
-    def last(self) -> int:
-        """One past the last."""
-        return int(self.stop[~self.empty].max(initial=0))
-
-    @property
-    def keys(self) -> slice:
-        """The keys that some row of the block sees."""
-        return slice(self.first, self.last)
-
-    @property
-    def width(self) -> int:
-        """How many keys these are."""
-        return self.last - self.first
-
-    @property
-    def terms(self) -> int:
-        """Terms of a row's sums at most: its keys, and the sink."""
-        return self.width + (self.rule.sink is not None)
-
-    @functools.cached_property
-    def norms(self) -> Float64[np.ndarray, " rows"]:
-        """Per row the largest norm among the keys it sees (of a row without keys: any)."""
-        return self._over_keys(np.maximum, self.head.norms, "prefix_norms")
-
-    @functools.cached_property
-    def low(self) -> Float64[np.ndarray, "rows v_dim"]:
-        """Per row and lane the least visible value; a sink is a value of 0."""
-        low = self._over_keys(np.minimum, self.head.values, "prefix_low")
-        return low if self.rule.sink is None else np.minimum(low, 0.0)
-
-    @functools.cached_property
-    def high(self) -> Float64[np.ndarray, "rows v_dim"]:
-        """Per row and lane the largest visible value; a sink is a value of 0."""
-        high = self._over_keys(np.maximum, self.head.values, "prefix_high")
-        return high if self.rule.sink is None else np.maximum(high, 0.0)
-
-    def _over_keys(self, ufunc: np.ufunc, x: np.ndarray, prefix: str) -> np.ndarray:
-        if not self.start.any():
-            return getattr(self.head, prefix)[np.maximum(self.stop, 1) - 1]
-        return range_reduce(ufunc, x[self.keys], self.start - self.first, self.stop - self.first)
-
-    def take(self, rows: np.ndarray) -> Block:
-        """Some rows of the block."""
-        return dataclasses.replace(self, q=self.q[rows], start=self.start[rows], stop=self.stop[rows])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -187,6 +61,18 @@ class Bounded:
         """Zeros, to be filled block by block."""
         return cls(*(np.zeros(s) for s in ((*shape, v_dim), (*shape, v_dim), shape, shape, shape, shape)))
 
+    def reference(self) -> Reference:
+        """All rows of a problem as a reference."""
+        return Reference(
+            self.out,
+            self.out_error,
+            self.lse,
+            self.lse_error,
+            "float64",
+            max_logit=self.max_logit,
+            max_logit_error=self.max_logit_error,
+        )
+
     def put(self, rows: np.ndarray | Place, other: Bounded) -> None:
         """Write the values of some rows, or of a place: of several heads one after the other."""
         for field in dataclasses.fields(self):
@@ -195,94 +81,6 @@ class Bounded:
                 rows.put(into, found)
             else:
                 into[rows] = found
-
-
-def range_reduce(ufunc: np.ufunc, x: np.ndarray, start: np.ndarray, stop: np.ndarray) -> np.ndarray:
-    """Minimum or maximum (`ufunc`) of x[start[i]:stop[i]] along the first axis for each i; 0 where that is empty.
-
-    After j doublings, entry t holds the result over t .. t + 2**j - 1; two of them cover any range of 2**j to
-    2**(j+1) entries.
-    """
-    result = np.zeros((len(start), *x.shape[1:]), dtype=x.dtype)
-    lengths = np.maximum(stop - start, 0)
-    step = 1
-    while (lengths >= step).any():
-        rows = np.flatnonzero((lengths >= step) & (lengths < 2 * step))
-        result[rows] = ufunc(x[start[rows]], x[stop[rows] - step])
-        x = ufunc(x[:-step], x[step:])
-        step *= 2
-    return result
-
-
-def _split(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the rows that hold a non-finite entry, and the array with those entries as 0."""
-    finite = np.isfinite(raw)
-    if finite.all():
-        return np.empty(0, dtype=np.int64), raw
-    return np.flatnonzero(~finite.all(axis=1)), np.where(finite, raw, raw.dtype.type(0))
-
-
-def alike(problem: AttentionProblem) -> Iterator[tuple[int, list[int]]]:
-    """KV heads with the query heads that share them and have one sink: their rows can go through one block."""
-    groups: dict[tuple[int, str], list[int]] = {}
-    for head in range(problem.heads):
-        groups.setdefault((problem.kv_head(head), repr(problem.sink(head))), []).append(head)
-    for (kv_head, _), heads in groups.items():
-        yield kv_head, heads
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Place:
-    """Some rows of some heads in arrays `[batch, heads, q_len, ...]`; `part` of the rows of a view."""
-
-    batch: int
-    heads: list[int]
-    view: View
-    part: slice
-
-    @functools.cached_property
-    def index(self) -> tuple[int, slice | np.ndarray, slice | np.ndarray]:
-        """For `array[index]`; slices where that is possible, which numpy copies faster."""
-        first, last, rows = self.heads[0], self.heads[-1], self.view.rows
-        if isinstance(rows, slice):  # all of them
-            if self.heads == list(range(first, last + 1)):
-                return self.batch, slice(first, last + 1), self.part
-            rows = np.arange(self.part.stop)
-        rows = rows[self.part]
-        return self.batch, np.array(self.heads)[:, None], rows[None, :]
-
-    def take(self, array: np.ndarray) -> np.ndarray:
-        """The rows, of one head after the other."""
-        found = array[self.index]
-        return found.reshape(found.shape[0] * found.shape[1], *found.shape[2:])
-
-    def put(self, array: np.ndarray, found: np.ndarray) -> None:
-        """Write the rows, given of one head after the other."""
-        heads = len(self.heads)
-        array[self.index] = found.reshape(heads, len(found) // heads, *found.shape[1:])
-
-    def each(self, x: np.ndarray) -> np.ndarray:
-        """What holds per row of the view, for each head."""
-        return np.concatenate([x[self.part]] * len(self.heads))
-
-
-def running(ufunc: np.ufunc, x: np.ndarray) -> np.ndarray:
-    """Minimum or maximum over the first 1, 2, ... rows; several times faster than `accumulate`.
-
-    Within all runs of about sqrt(rows) rows at once, then from run to run, then of each run with all before it.
-    """
-    rows, lanes = x.shape
-    length = max(math.isqrt(rows), 1)
-    whole = rows - rows % length
-    result = x.copy()
-    runs = result[:whole].reshape(whole // length, length, lanes)
-    for row in range(1, length):
-        ufunc(runs[:, row], runs[:, row - 1], out=runs[:, row])
-    for run in range(1, len(runs)):
-        ufunc(runs[run], runs[run - 1, -1], out=runs[run])
-    for row in range(max(whole, 1), rows):
-        ufunc(result[row], result[row - 1], out=result[row])
-    return result
 
 
 def flushed_exp(x: np.ndarray) -> np.ndarray:
@@ -296,12 +94,122 @@ def flushed_exp(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _norms(x: np.ndarray) -> np.ndarray:
-    return np.sqrt(np.einsum("nd,nd->n", x, x))
+@dataclasses.dataclass(frozen=True, eq=False)
+class Scores:
+    """Logits and weights of a block's rows, each formed when it is first asked for.
+
+    Rows of which nothing is computed (`skipped`) have logits of 0 where weights are formed.
+
+    Attributes:
+        block: rows and keys, queries as their finite part.
+        raw_q: queries as they are.
+        odd_rows: rows that hold a non-finite entry.
+    """
+
+    block: Block
+    raw_q: Float64[np.ndarray, "rows head_dim"]
+    odd_rows: Int[np.ndarray, " odd"]
+
+    @classmethod
+    def of(cls, block: Block) -> Scores:
+        """The scores of a block."""
+        odd_rows, q = finite_part(block.q)
+        return cls(block if q is block.q else dataclasses.replace(block, q=q), block.q, odd_rows)
+
+    @functools.cached_property
+    def reach(self) -> Float64[np.ndarray, " rows"]:
+        """Per row an upper bound of |scale| sum_d |q_d k_d|."""
+        return np.where(self.block.empty, 0.0, _reach(self.block))
+
+    @functools.cached_property
+    def beyond(self) -> Bool[np.ndarray, " rows"]:
+        """Rows whose logits float64 may not reach."""
+        return ~(self.reach < LARGEST_LOGIT)
+
+    @functools.cached_property
+    def _formed(self) -> tuple[np.ndarray, np.ndarray]:
+        return _logits(self.block, self.raw_q, self.odd_rows, self.beyond)
+
+    @property
+    def logits(self) -> Float64[np.ndarray, "rows width"]:
+        """Final logits, -inf where a row does not see the key."""
+        return self._formed[0]
+
+    @functools.cached_property
+    def largest(self) -> Float64[np.ndarray, " rows"]:
+        """Largest logit of each row, without the sink."""
+        return self.logits.max(axis=1)
+
+    @functools.cached_property
+    def _largest_or_sink(self) -> Float64[np.ndarray, " rows"]:
+        sink = self.block.rule.sink
+        return self.largest if sink is None else np.maximum(self.largest, sink)
+
+    @functools.cached_property
+    def nothing(self) -> Bool[np.ndarray, " rows"]:
+        """Rows that see neither a key nor a sink."""
+        return self.block.empty & (self._largest_or_sink == -np.inf)
+
+    @functools.cached_property
+    def undefined(self) -> Bool[np.ndarray, " rows"]:
+        """Rows with a NaN or +inf among their logits, or nothing but -inf."""
+        return ~np.isfinite(self._largest_or_sink) & ~self.nothing
+
+    @functools.cached_property
+    def skipped(self) -> Bool[np.ndarray, " rows"]:
+        """Rows that need no sums."""
+        return self.undefined | self.nothing | self.beyond
+
+    @functools.cached_property
+    def any_skipped(self) -> bool:
+        """Whether there are such rows."""
+        return bool(self.skipped.any())
+
+    @functools.cached_property
+    def top(self) -> Float64[np.ndarray, " rows"]:
+        """What is subtracted from the logits of each row: its largest, of the sink too."""
+        return np.where(self.skipped, 0.0, self._largest_or_sink) if self.any_skipped else self._largest_or_sink
+
+    @functools.cached_property
+    def floor(self) -> Float64[np.ndarray, " rows"]:
+        """Per row a lower bound of its finite logits."""
+        sink, floor = self.block.rule.sink, self._formed[1]
+        floor = floor if sink is None else np.minimum(floor, sink)
+        return np.where(self.skipped, 0.0, floor) if self.any_skipped else floor
+
+    @functools.cached_property
+    def weights(self) -> Float64[np.ndarray, "rows terms"]:
+        """exp(logit - top); a sink's stands in a column of its own, the last."""
+        shifted = self.logits - self.top[:, None]
+        if self.block.rule.sink is not None:
+            shifted = np.column_stack([shifted, self.block.rule.sink - self.top])
+        if self.any_skipped:
+            shifted[self.skipped] = 0.0
+        return flushed_exp(shifted)
+
+    @functools.cached_property
+    def magnitude(self) -> Float64[np.ndarray, "rows width"]:
+        """sum_d |q_d k_d| of each pair, 0 where a row does not see the key."""
+        block = self.block
+        found = np.abs(block.q) @ block.head.key_sizes[block.keys].T
+        block.hide(found, 0.0)
+        return found
+
+    @functools.cached_property
+    def total(self) -> Float64[np.ndarray, " rows"]:
+        """Sum of the weights."""
+        return self.weights.sum(axis=1)
+
+    @functools.cached_property
+    def weighted_sizes(self) -> Float64[np.ndarray, "rows v_dim"]:
+        """Sum of weight times |value| over the keys."""
+        block = self.block
+        return self.weights[:, : block.width] @ block.head.sizes[block.keys]
 
 
-def attend(block: Block) -> Bounded:
+def attend(scores: Scores) -> Bounded:
     """One block of rows: values, bounds, and the classes of what is not finite."""
+    block = scores.block
     sink = block.rule.sink
     if block.width == 0:
         result = Bounded.blank((len(block.q),), block.head.values.shape[1])
@@ -310,46 +218,28 @@ def attend(block: Block) -> Bounded:
         if sink is not None and not np.isfinite(sink):
             _set_class(result, block.empty, np.nan, np.nan)
         return result
-    odd_rows, q = _split(block.q)
-    finite = dataclasses.replace(block, q=q)
-    reach = np.where(block.empty, 0.0, _reach(finite))
-    beyond = ~(reach < LARGEST_LOGIT)
-    logits, floor = _logits(finite, block.q, odd_rows, beyond)
-    largest = logits.max(axis=1)
-    largest_error = _largest_error(finite, logits, largest, np.where(beyond, 0.0, reach))
-    if sink is not None:
-        logits, floor = np.column_stack([logits, np.full(len(q), sink)]), np.minimum(floor, sink)
-    top = largest if sink is None else np.maximum(largest, sink)
-    undefined = ~np.isfinite(top)  # NaN, +inf, or nothing but -inf
-    nothing = block.empty & (top == -np.inf)
-    undefined &= ~nothing
-    alive = (logits[:, : block.width] > -np.inf) if block.head.odd_values.size else None
-    skip = undefined | nothing | beyond
-    if skip.any():
-        logits[skip] = 0.0
-        top = np.where(skip, 0.0, top)
-        floor = np.where(skip, 0.0, floor)
-    error = _row_error(finite, np.where(skip, 0.0, reach), top, floor)
-    tight = np.flatnonzero(error.loose & ~skip)
+    error = _row_error(scores)
+    tight = np.flatnonzero(error.loose & ~scores.skipped)
     single = None
     if tight.size:
-        part = finite.take(tight)
-        single = _key_by_key(part, logits[tight, part.first - block.first : part.last - block.first])
-    if tight.size < len(q) - np.count_nonzero(skip) or not tight.size:
-        result = _whole_rows(finite, logits, top, error)
+        part = block.take(tight)
+        keys = slice(part.first - block.first, part.last - block.first)
+        single = _key_by_key(part, scores.logits[tight, keys], scores.magnitude[tight, keys])
+    if tight.size < len(block.q) - np.count_nonzero(scores.skipped) or not tight.size:
+        result = _whole_rows(scores, error)
     else:
-        result = Bounded.blank((len(q),), block.head.values.shape[1])
-    result.max_logit[:], result.max_logit_error[:] = largest, largest_error
+        result = Bounded.blank((len(block.q),), block.head.values.shape[1])
+    result.max_logit[:], result.max_logit_error[:] = scores.largest, _largest_error(scores)
     if single is not None:
         result.put(tight, single)
-    if skip.any():
-        _unreached(result, block, beyond)
-        _set_class(result, undefined, np.nan, np.nan)
-        _set_class(result, nothing, 0.0, -np.inf)
-    odd = ~np.isfinite(largest)
-    result.max_logit[odd], result.max_logit_error[odd] = largest[odd], 0.0
-    if alive is not None:
-        _set_value_classes(result, block, alive, ~undefined & ~nothing)
+    if scores.any_skipped:
+        _unreached(result, block, scores.beyond)
+        _set_class(result, scores.undefined, np.nan, np.nan)
+        _set_class(result, scores.nothing, 0.0, -np.inf)
+    odd = ~np.isfinite(scores.largest)
+    result.max_logit[odd], result.max_logit_error[odd] = scores.largest[odd], 0.0
+    if block.head.odd_values.size:
+        _set_value_classes(result, block, scores.logits > -np.inf, ~scores.undefined & ~scores.nothing)
     return result
 
 
@@ -360,7 +250,8 @@ def _logits(block: Block, raw_q: np.ndarray, odd_rows: np.ndarray, beyond: np.nd
     """
     keys, scale = block.keys, block.rule.scale
     logits = block.q @ block.head.keys[keys].T
-    logits[beyond] = 0.0
+    if beyond.any():
+        logits[beyond] = 0.0
     logits *= scale
     with np.errstate(invalid="ignore"):
         floor = logits.min(axis=1)
@@ -373,22 +264,8 @@ def _logits(block: Block, raw_q: np.ndarray, odd_rows: np.ndarray, beyond: np.nd
         # |capped| <= |logit|; a score of -inf is capped too.
         odd = bool(odd_rows.size or block.head.odd_keys.size)
         floor = np.full_like(floor, -block.rule.softcap) if odd else np.maximum(floor, -block.rule.softcap)
-    _hide(block, logits)
+    block.hide(logits, -np.inf)
     return logits, floor
-
-
-def _hide(block: Block, logits: np.ndarray) -> None:
-    """Set what a row does not see to -inf."""
-    keys = np.arange(block.first, block.last)[None, :]
-    left, right = int(block.start.max()), int(block.stop.min())
-    if block.empty.any():
-        logits[block.empty] = -np.inf
-    if right < block.last:
-        tail = max(right - block.first, 0)
-        np.copyto(logits[:, tail:], -np.inf, where=keys[:, tail:] >= block.stop[:, None])
-    if left > block.first:
-        head = left - block.first
-        np.copyto(logits[:, :head], -np.inf, where=keys[:, :head] < block.start[:, None])
 
 
 def _capped(logits: np.ndarray, softcap: float) -> np.ndarray:
@@ -400,25 +277,43 @@ def _within(keys: np.ndarray, chosen: slice) -> np.ndarray:
     return keys[(keys >= chosen.start) & (keys < chosen.stop)]
 
 
-def _reach(block: Block, norms: np.ndarray | None = None) -> np.ndarray:
+def _reach(block: Block, sizes: np.ndarray | None = None) -> np.ndarray:
     """Per row an upper bound of |scale| sum_d |q_d k_d| over its visible keys, or over keys of these norms at most."""
-    norms = block.norms if norms is None else norms
     with np.errstate(over="ignore"):  # Cauchy-Schwarz
-        return (abs(block.rule.scale) * (_norms(block.q) * norms) * _slack(block)).astype(np.float64)
+        return (abs(block.rule.scale) * _norms_product(block, block.norms if sizes is None else sizes)).astype(
+            np.float64
+        )
 
 
-def _largest_error(block: Block, logits: np.ndarray, largest: np.ndarray, reach: np.ndarray) -> np.ndarray:
+def _largest_error(scores: Scores) -> np.ndarray:
     """Per row the error of its largest logit: the largest error of any, or (lemma 11) of the keys that may hold it."""
-    error = _reach_error(block, reach) * _slack(block)
+    block, largest = scores.block, scores.largest
+    error = _reach_error(block, np.where(scores.beyond, 0.0, scores.reach)) * _slack(block)
     vague = np.flatnonzero(np.isfinite(largest) & (error > VAGUE * np.abs(largest)))
     if vague.size:
         # Four errors where two are meant, and a rounding of the difference.
         least = largest[vague] - 4.0 * error[vague] - 4.0 * UNIT * np.abs(largest[vague])
-        may = logits[vague] >= least[:, None]
-        norms = np.where(may, block.head.norms[None, block.keys], 0.0).max(axis=1)
-        part = block.take(vague)
-        error[vague] = np.minimum(error[vague], _reach_error(part, _reach(part, norms)) * _slack(block))
+        may = scores.logits[vague] >= least[:, None]
+        own = _error_among(block.take(vague), may, np.arange(block.first, block.last))
+        error[vague] = np.minimum(error[vague], own * _slack(block))
     return error
+
+
+def _error_among(block: Block, may: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """Per row a bound of a final logit's error among the keys that are marked (lemma 12: where scores are exact)."""
+    sizes = np.where(may, block.head.norms[None, keys], 0.0).max(axis=1)
+    reach = _reach(block, sizes)
+    error = _reach_error(block, reach)
+    if block.rule.softcap is not None:
+        return error
+    grains = row_grains(block.q) * np.where(may, block.head.grains[None, keys], np.inf).min(axis=1)
+    exact = _norms_product(block, sizes) <= grains / UNIT
+    return np.where(exact, reach * (2.0 * UNIT) + TINY, error)
+
+
+def _norms_product(block: Block, sizes: np.ndarray) -> np.ndarray:
+    """At least sum_d |q_d k_d| of keys of these norms at most."""
+    return norms(block.q) * sizes * _slack(block)
 
 
 def _reach_error(block: Block, reach: np.ndarray) -> np.ndarray:
@@ -442,31 +337,27 @@ class _RowError:
     loose: Bool[np.ndarray, " rows"]
 
 
-def _row_error(block: Block, reach: np.ndarray, top: np.ndarray, floor: np.ndarray) -> _RowError:
-    """The error of a row's weights by its largest logit, `top`, and its least, `floor` (lemma 5)."""
-    shift = _reach_error(block, reach)
-    relative = 2.0 * shift + 1.01 * UNIT * np.minimum(top - floor, EXP_RANGE) + TINY
+def _row_error(scores: Scores) -> _RowError:
+    """The error of a row's weights by its largest logit and its least (lemma 5)."""
+    shift = _reach_error(scores.block, np.where(scores.skipped, 0.0, scores.reach))
+    relative = 2.0 * shift + 1.01 * UNIT * np.minimum(scores.top - scores.floor, EXP_RANGE) + TINY
     loose = ~(relative <= LOOSE)
     return _RowError(shift, np.where(loose, LOOSE, relative), loose)
 
 
-def _whole_rows(block: Block, logits: np.ndarray, top: np.ndarray, row_error: _RowError) -> Bounded:
-    """Lemma 5: one relative error for all weights of a row, void where it is loose.  Overwrites `logits`."""
+def _whole_rows(scores: Scores, row_error: _RowError) -> Bounded:
+    """Lemma 5: one relative error for all weights of a row, void where it is loose."""
+    block, total = scores.block, scores.total
     terms, sizes = block.terms, block.head.sizes[block.keys]
     relative, shift = row_error.relative, row_error.shift
     weight_error = relative * (1.0 + relative) + FUNCTION_ERROR * (1.0 + 2.0 * relative) + gamma(terms)
-
-    logits -= top[:, None]
-    weights = flushed_exp(logits)
-    total = weights.sum(axis=1)
-    weights = weights[:, : block.width]
     total_error = weight_error * total + terms * FLUSHED_WEIGHT
-    product_error = weights @ sizes
-    product_error *= weight_error[:, None]
+    product_error = scores.weighted_sizes * weight_error[:, None]
     product_error += terms * FLUSHED_WEIGHT * (1.0 + sizes.max(initial=0.0))
     least = np.maximum(1.0, total - total_error)
+    weights = scores.weights[:, : block.width]
     out, out_error = _quotient(block, _Sums(weights, total, total_error, product_error, least))
-    lse, lse_error = _log_sum(block, top, total, shift + total_error / least)
+    lse, lse_error = _log_sum(block, scores.top, total, shift + total_error / least)
     return Bounded(out, out_error, lse, lse_error, np.zeros_like(lse), np.zeros_like(lse))
 
 
@@ -482,21 +373,21 @@ class _Sums:
 
 
 def _quotient(block: Block, sums: _Sums) -> tuple[np.ndarray, np.ndarray]:
-    """Lemma 4: the division, and the fact that f is a weighted mean of the visible values."""
+    """Lemma 4: the division, and the fact that f is a weighted mean of the visible values.
+
+    Overwrites the products' errors.
+    """
     out = sums.weights @ block.head.values[block.keys]
     out /= sums.total[:, None]
-    size = np.abs(out)
-    error = size * sums.total_error[:, None]
-    error += sums.product_error
-    error /= sums.least[:, None]
-    size *= 2.0 * UNIT
-    error += size
-    error += TINY
-    error *= _slack(block)
+    slack, least = _slack(block), sums.least[:, None]
+    error = np.abs(out)
+    error *= (sums.total_error[:, None] / least + 2.0 * UNIT) * slack
+    error += TINY * slack
+    error += np.multiply(sums.product_error, slack / least, out=sums.product_error)
     low, high = block.low, block.high
     np.maximum(out, low, out=out)
     np.minimum(out, high, out=out)
-    farthest = np.subtract(high, out, out=size)
+    farthest = np.subtract(high, out, out=sums.product_error)
     np.maximum(farthest, out - low, out=farthest)
     farthest *= 1.0 + 4.0 * UNIT
     return out, np.fmin(error, farthest, out=error)  # fmin: an infinite error times a zero value is NaN
@@ -509,13 +400,13 @@ def _log_sum(block: Block, top: np.ndarray, total: np.ndarray, error: np.ndarray
     return lse, (error + FUNCTION_ERROR * logarithm + 1.01 * UNIT * np.abs(lse) + TINY) * _slack(block)
 
 
-def _key_by_key(block: Block, logits: np.ndarray) -> Bounded:
+def _key_by_key(block: Block, logits: np.ndarray, magnitude: np.ndarray) -> Bounded:
     """Lemma 6: each weight with its own error, for rows with logits so large that one error for all says nothing.
 
-    Overwrites `logits`, those of the block's own keys.
+    Overwrites `logits` and `magnitude`, those of the block's own keys.
     """
     slack, sink = _slack(block), block.rule.sink
-    shift = _key_errors(block)
+    shift = _key_errors(block, magnitude)
     np.copyto(shift, 0.0, where=logits == -np.inf)  # hidden, or of weight 0
     largest = logits.max(axis=1)
     # The largest of the exact logits lies between the largest lower end and the largest upper end.
@@ -568,10 +459,9 @@ def _key_by_key(block: Block, logits: np.ndarray) -> Bounded:
     return Bounded(out, out_error, lse, np.fmin(lse_error, widest), largest, largest_error)
 
 
-def _key_errors(block: Block) -> np.ndarray:
-    """Per key a bound of its final logit's error (lemmas 2 and 9)."""
+def _key_errors(block: Block, size: np.ndarray) -> np.ndarray:
+    """Per key a bound of its final logit's error (lemmas 2 and 9); `size`, which it overwrites: sum_d |q_d k_d|."""
     keys, rule = block.keys, block.rule
-    size = np.abs(block.q) @ block.head.key_sizes[keys].T
     size *= abs(rule.scale)
     shift = size * gamma(block.q.shape[1] + 1)
     shift += TINY

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from verify.attention import oracle_arb
+from verify.attention.float64_blocks import blocks
 from verify.attention.float64_rows import (
     EXP_RANGE,
     FUNCTION_ERROR,
@@ -24,24 +25,17 @@ from verify.attention.float64_rows import (
     LOOSE,
     TINY,
     UNIT,
-    Block,
     Bounded,
-    KVHead,
-    LogitRule,
-    Place,
-    alike,
+    Scores,
     attend,
     gamma,
 )
-from verify.attention.problem import View, widen
-from verify.attention.reference import Reference
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from jaxtyping import Float64, Int
 
     from verify.attention.problem import AttentionProblem
+    from verify.attention.reference import Reference
 
 __all__ = [
     "EXP_RANGE",
@@ -56,9 +50,6 @@ __all__ = [
     "refine",
 ]
 
-# Scores, and rows, handled at a time: few enough for the cache, and under a causal mask few that nobody sees.
-BLOCK_ELEMENTS = 1 << 15
-MOST_ROWS, FEWEST_ROWS = 512, 64
 # A reference has to be this much better than what is judged by it; rows that are not go to ball arithmetic.
 SHARE_OF_TOLERANCE = 0.01
 
@@ -87,41 +78,9 @@ def attention(
         raise ValueError(message)
     counts = None if visible is None else _counts(problem, visible)
     result = Bounded.blank((problem.batch, problem.heads, problem.q_len), problem.v_dim)
-    for batch in range(problem.batch):
-        views = (
-            problem.views(batch) if counts is None else [View(slice(None), slice(None), np.zeros_like(counts), counts)]
-        )
-        for view in views:
-            for kv_head, query_heads in alike(problem):
-                keys, values = (widen(x[batch, kv_head, view.keys]) for x in (problem.k, problem.v))
-                head = KVHead.of(keys.astype(dtype, copy=False), values.astype(dtype, copy=False))
-                _attend_view(problem, (batch, query_heads), view, head, rows_per_block, result)
-    return Reference(
-        result.out,
-        result.out_error,
-        result.lse,
-        result.lse_error,
-        "float64",
-        max_logit=result.max_logit,
-        max_logit_error=result.max_logit_error,
-    )
-
-
-def _attend_view(
-    problem: AttentionProblem,
-    at: tuple[int, list[int]],
-    view: View,
-    head: KVHead,
-    rows_per_block: int | None,
-    result: Bounded,
-) -> None:
-    """All rows of one view for query heads that see the same keys and sink, block by block."""
-    batch, heads = at
-    rule = LogitRule(problem.scale, problem.softcap, problem.sink(heads[0]))
-    for part in _row_blocks(view, len(view.start), rows_per_block, len(heads)):
-        place = Place(batch, heads, view, part)
-        q = widen(place.take(problem.q)).astype(head.keys.dtype, copy=False)
-        result.put(place, attend(Block(q, head, place.each(view.start), place.each(view.stop), rule)))
+    for place, block in blocks(problem, rows_per_block=rows_per_block, visible=counts, dtype=dtype):
+        result.put(place, attend(Scores.of(block)))
+    return result.reference()
 
 
 def refine(
@@ -168,19 +127,3 @@ def _counts(problem: AttentionProblem, visible: np.ndarray) -> np.ndarray:
         message = f"visible must give a count in 0..{problem.kv_len} for each of {problem.q_len} rows, got {visible}"
         raise ValueError(message)
     return visible
-
-
-def _row_blocks(view: View, rows: int, rows_per_block: int | None, heads: int) -> Iterator[slice]:
-    """Consecutive rows that are handled together; unless told, as many as keep a block within BLOCK_ELEMENTS."""
-    begin = 0
-    fewest = max(FEWEST_ROWS // heads, 1)
-    while begin < rows:
-        count = min(rows_per_block or MOST_ROWS, rows - begin)
-        while rows_per_block is None and count > fewest:
-            part = slice(begin, begin + count)
-            extent = int(view.stop[part].max() - view.start[part].min())
-            if count * heads * extent <= BLOCK_ELEMENTS:
-                break
-            count = max(count // 2, fewest)
-        yield slice(begin, begin + count)
-        begin += count

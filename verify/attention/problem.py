@@ -45,7 +45,7 @@ def widen(x: np.ndarray) -> Float64[np.ndarray, "*shape"]:
     if not (words & EXPONENT_BITS).all():
         x = np.where(words & EXPONENT_BITS, words, words & SIGN_BIT).view(BF16)
     with np.errstate(invalid="ignore"):  # a signalling NaN
-        return x.astype(np.float64)
+        return x.astype(np.float32).astype(np.float64)  # two exact steps, both faster than one
 
 
 Window = tuple[int | None, int | None]

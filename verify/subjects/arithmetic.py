@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from verify.attention.contract import ContractBound, contract_bound
+from verify.attention.contract import ContractBound, contract_bound, reference_and_bound
 from verify.attention.gradients.contract import DELTAS, GradientBound, Roundings, gradient_bound
 from verify.devices import BF16_UNIT_ROUNDOFF
 
@@ -102,9 +102,14 @@ class Arithmetic:
     def bound(
         self, problem: AttentionProblem, device: DeviceModel, reference: Reference | None = None
     ) -> ContractBound:
-        """|kernel - f| per element; faster and sharper where the reference of the same problem is known."""
+        """|kernel - f| per element, around a reference of the same problem; None: what the float64 oracle says."""
         effective = self.effective(device, problem.kv_len)
         return contract_bound(problem, effective, weight_unit=self.weight_unit(device), reference=reference)
+
+    def reference_and_bound(self, problem: AttentionProblem, device: DeviceModel) -> tuple[Reference, ContractBound]:
+        """The float64 oracle's reference and `bound`, from the same scores."""
+        effective = self.effective(device, problem.kv_len)
+        return reference_and_bound(problem, effective, weight_unit=self.weight_unit(device))
 
     def gradient_bound(
         self, problem: AttentionProblem, d_out: np.ndarray, device: DeviceModel, reference: Gradients

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jax.experimental.pallas import tpu as pltpu
 
-from verify.attention import oracle_float64
 from verify.attention.gradients import oracle_float64 as gradient_oracle
 from verify.attention.gradients.judge import GradientResult, cotangent, judge_gradients
 from verify.attention.gradients.problem import GradientProblem
@@ -99,8 +98,7 @@ def judge_subject(  # noqa: PLR0911  one per verdict that needs no run
         return JudgedSubject(subject, problem, None, Judgement(Verdict.FAIL, f"the kernel raised {_in_words(error)}"))
     if isinstance(result, GradientResult):
         return _judged_gradients(subject, problem, d_out, result, left_out, model, power=power)
-    reference = oracle_float64.attention(problem)
-    bound = bound_of(subject, problem, reference, model)
+    reference, bound = reference_and_bound(subject, problem, model)
     judgement = verdict_on(problem, result, bound, reference, left_out, power=power)
     return JudgedSubject(subject, problem, result, judgement, reference)
 
@@ -167,6 +165,14 @@ def bound_of(subject: Subject, problem: AttentionProblem, reference: Reference, 
     """What the subject is held to: the contract of its arithmetic, and the format of its LSE."""
     bound = subject.arithmetic.bound(problem, device, reference)
     return rounded_lse(bound, reference.lse) if subject.features.lse == "bf16" else bound
+
+
+def reference_and_bound(
+    subject: Subject, problem: AttentionProblem, device: DeviceModel
+) -> tuple[Reference, ContractBound]:
+    """The float64 oracle's reference and `bound_of`, in less time than one after the other."""
+    reference, bound = subject.arithmetic.reference_and_bound(problem, device)
+    return reference, rounded_lse(bound, reference.lse) if subject.features.lse == "bf16" else bound
 
 
 def promised_rows(subject: Subject, problem: AttentionProblem) -> np.ndarray:

@@ -77,20 +77,31 @@ def test_bound_in_few_passes_is_the_bound_pair_by_pair(seed: int, names: tuple[s
 
 @pytest.mark.parametrize("names", [(), ("softcap", "sinks"), ("window",)])
 @pytest.mark.parametrize("seed", range(8))
-def test_a_known_output_only_sharpens_the_bound(seed: int, names: tuple[str, ...]) -> None:
-    """The better f is known the smaller is the bound: shares alone, the float64 reference, ball arithmetic.
+def test_a_better_known_output_only_sharpens_the_bound(seed: int, names: tuple[str, ...]) -> None:
+    """The better f is known the smaller is the bound: by the float64 oracle, by ball arithmetic.
 
     Where f is known to within a doubt, |o| + doubt and its distance from a value are at most two doubts above f's own.
     The bound takes one of the two, at most once where the sum of weights is known to a half, and a little besides.
     """
     problem = feature_problem(seed, *names) if names else adversarial_problem(seed)
     floats, balls = oracle_float64.attention(problem), oracle_arb.attention(problem)
-    alone, known, sharp = (contract_bound(problem, V6E, reference=x) for x in (None, floats, balls))
-    for name in ("lse", "max_logit", "inside_domain"):
-        np.testing.assert_array_equal(getattr(alone, name), getattr(known, name))
+    known, sharp = (contract_bound(problem, V6E, reference=x) for x in (floats, balls))
     judged = known.inside_domain[..., None] & np.isfinite(floats.out)
-    for better, worse, doubt in ((known, alone, floats.out_error), (sharp, known, balls.out_error)):
-        assert (better.out <= worse.out * contract.EVALUATION_SLACK + 4.0 * doubt)[judged].all()
+    assert (sharp.out <= known.out * contract.EVALUATION_SLACK + 4.0 * balls.out_error)[judged].all()
+
+
+@pytest.mark.parametrize("names", [(), ("softcap", "sinks"), ("window", "segments"), ("sinks",)])
+@pytest.mark.parametrize("seed", range(4))
+def test_reference_and_bound_are_those_of_either_alone(seed: int, names: tuple[str, ...]) -> None:
+    """From the same scores or each from its own: number for number the same."""
+    problem = feature_problem(seed, *names) if names else adversarial_problem(seed)
+    reference, bound = contract.reference_and_bound(problem, V6E)
+    alone = oracle_float64.attention(problem)
+    for name in ("out", "out_error", "lse", "lse_error", "max_logit", "max_logit_error"):
+        np.testing.assert_array_equal(getattr(reference, name), getattr(alone, name), name)
+    for other in (contract_bound(problem, V6E), contract_bound(problem, V6E, reference=alone)):
+        for name in ("out", "lse", "inside_domain", "max_logit"):
+            np.testing.assert_array_equal(getattr(bound, name), getattr(other, name), name)
 
 
 @pytest.mark.parametrize("family", ["adversarial", "ordinary"])

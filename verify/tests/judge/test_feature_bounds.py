@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from verify.attention import oracle_arb, oracle_float64
+from verify.attention.float64_rows import UNIT
 from verify.attention.problem import SMALLEST_NORMAL
 from verify.tests.judge.feature_problems import FEATURES, feature_problem
 from verify.tests.judge.problems import normal_problem, problem
@@ -108,6 +109,22 @@ def test_a_key_of_zeros_wins_exactly() -> None:
     assert found.max_logit_error is not None
     assert found.max_logit[0, 0, 0] == 0.0
     assert 0.0 < found.max_logit_error[0, 0, 0] < SMALLEST_NORMAL
+
+
+@pytest.mark.parametrize(("small", "exact"), [(2.0**-10, True), (2.0**-40, False)])
+def test_scores_that_cancel_without_rounding_have_no_error(small: float, *, exact: bool) -> None:
+    """Where float64 holds every partial sum the largest logit has the scale's rounding alone, and only there."""
+    q, k = np.ones((1, 1, 1, 64)), np.full((1, 1, 2, 64), 2.0**20)
+    k[..., ::2] = -(2.0**20)
+    k[..., 0], k[..., 1] = small, 0.0
+    case = problem(q, k, np.ones((1, 1, 2, 1)), causal=False, scale=0.125)
+    found = oracle_float64.attention(case)
+    assert found.max_logit_error is not None
+    reach = 0.125 * np.sqrt(64) * np.linalg.norm(k[0, 0, 0])
+    assert bool(found.max_logit_error[0, 0, 0] <= 2.01 * UNIT * reach) is exact
+    (largest,) = oracle_arb.max_logits(case, 0, 0, [0], relative=2.0**-80)
+    assert found.max_logit is not None
+    assert certified(float(found.max_logit[0, 0, 0]), float(found.max_logit_error[0, 0, 0]), largest)
 
 
 def test_saturated_logits_keep_a_small_bound() -> None:

@@ -223,12 +223,10 @@ def test_more_than_max_keys_are_refused() -> None:
 @pytest.mark.parametrize(("keys", "finite"), [(contract.CONVEX_KEYS, True), (contract.CONVEX_KEYS + 1, False)])
 def test_rows_beyond_convex_keys_have_no_finite_bound(keys: int, *, finite: bool) -> None:
     """Up to CONVEX_KEYS keys the contract's bound is finite however long the row; beyond, nothing is promised."""
-    two, one = np.full((1, 2), 0.5), np.ones((1, 1))
-    shares = (two, np.log(two), 0.0 * two, 0.0 * one, np.zeros(1))
-    rows = contract._Rows(
-        np.array([keys]), np.ones((2, 1)), *shares, devices.V6E, highest=one, lowest=one, total_v=keys * one
-    )
-    assert bool(np.isfinite(contract._out_bound(rows)).all()) is finite
+    one, none = np.ones((1, 1)), np.zeros(1)
+    charges = contract._Charges(np.array([keys]), devices.V6E)
+    rows = contract._Rows(charges, none, one, one, none, none, highest=one, lowest=one, total_v=keys * one)
+    assert bool(np.isfinite(contract._out_bound(rows, (one, 0.0 * one))).all()) is finite
 
 
 @pytest.mark.parametrize("fragment", [64, 127, 192])

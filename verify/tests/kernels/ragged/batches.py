@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax.numpy as jnp
 import numpy as np
 
-from verify.attention import oracle_float64
-from verify.attention.contract import contract_bound
+from verify.attention.contract import reference_and_bound
 from verify.attention.judge import judge
 from verify.attention.ragged import RaggedProblem
 from verify.attention.subjects import INTERPRET, SubjectResult, run_ragged
@@ -75,14 +74,8 @@ def run(problem: RaggedProblem, *, interpret: str = "fast", **options: Any) -> S
 def assert_within_contract(problem: RaggedProblem, result: SubjectResult) -> None:
     """Output, LSE and maximum logit within the contract's bound, class included."""
     dense = problem.dense()
-    judgement = judge(
-        dense,
-        result.out,
-        result.lse,
-        contract_bound(dense, device_model()),
-        got_max_logit=result.max_logit,
-        reference=oracle_float64.attention(dense),
-    )
+    reference, bound = reference_and_bound(dense, device_model())
+    judgement = judge(dense, result.out, result.lse, bound, got_max_logit=result.max_logit, reference=reference)
     assert judgement.verdict is Verdict.PASS, judgement.reason
 
 
