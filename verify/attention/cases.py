@@ -335,28 +335,26 @@ def _bell(count: int, stream: int) -> Float64[np.ndarray, " count"]:
 
 
 def _apply(edit: Edit, x: np.ndarray) -> None:
-    heads = slice(None) if edit.heads is None else list(edit.heads)
     lanes = slice(None) if edit.lanes is None else slice(*edit.lanes)
-    tokens = np.arange(x.shape[2])[edit.start : edit.stop : edit.step]
-    part = x[:, heads][:, :, tokens][..., lanes]
-    if edit.op == "set":
-        part = np.full_like(part, _bf16(edit.value))
-    elif edit.op == "scale":
-        part = np.ldexp(part.astype(np.float64), int(edit.value)).astype(BF16)
-    elif edit.op == "mod":
-        part = np.broadcast_to((tokens % int(edit.value))[None, None, :, None], part.shape).astype(BF16)
-    elif edit.op == "copy":
-        part = np.broadcast_to(x[:, heads][:, :, [int(edit.value)]][..., lanes], part.shape)
-    else:
-        message = f"op must be set, scale, mod or copy, got {edit.op!r}"
-        raise CaseError(message)
-    whole = x[:, heads]
-    columns = whole[..., lanes]
-    columns[:, :, tokens] = part
-    whole[..., lanes] = columns
-    x[:, heads] = whole
+    tokens = slice(edit.start, edit.stop, edit.step)
+    # Views [batch, heads, tokens, lanes] and [batch, tokens, lanes]; of all heads in one, which is the common case.
+    heads = [x] if edit.heads is None else [x[:, head] for head in edit.heads]
+    for head in heads:
+        part = head[..., tokens, lanes]
+        if edit.op == "set":
+            part[...] = _bf16(edit.value)
+        elif edit.op == "scale":
+            part[...] = np.ldexp(part.astype(np.float64), int(edit.value)).astype(BF16)
+        elif edit.op == "mod":
+            part[...] = (np.arange(x.shape[2])[tokens] % int(edit.value)).astype(BF16)[:, None]
+        elif edit.op == "copy":
+            part[...] = head[..., [int(edit.value)], lanes].copy()
+        else:
+            message = f"op must be set, scale, mod or copy, got {edit.op!r}"
+            raise CaseError(message)
 
 
+@functools.lru_cache(maxsize=256)
 def _bf16(value: str) -> np.ndarray:
     """A BF16 word from its hexadecimal text; a number that BF16 cannot hold is refused, not rounded."""
     wide = float(value) if value in ("nan", "inf", "-inf") else float.fromhex(value)

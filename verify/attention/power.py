@@ -123,7 +123,7 @@ def _shifts() -> Iterator[tuple[str, int]]:
 
 def _shifted(problem: AttentionProblem, shift: int) -> Answer:
     if problem.window is None and problem.q_segments is None and problem.q_positions is None:
-        counts = np.array([problem.visible(row) for row in range(problem.q_len)], dtype=np.int64)
+        counts = problem.visible_to(np.arange(problem.q_len, dtype=np.int64))
         other = oracle_float64.attention(problem, visible=np.clip(counts + shift, 0, problem.kv_len))
         return other.out, other.out_error
     # The window stays where it is: a causal mask that is late shows keys to its right.

@@ -152,11 +152,15 @@ class AttentionProblem(Shapes):
             return None
         return float(self.sinks[head])
 
-    def visible(self, row: int) -> int:
-        """How many keys the causal mask shows to row `row` when aligned bottom-right: always the first ones."""
+    def visible_to(self, rows: Int[np.ndarray, " rows"]) -> Int[np.ndarray, " rows"]:
+        """How many keys the causal mask shows to these rows when aligned bottom-right: always the first ones."""
         if not self.causal:
-            return self.kv_len
-        return min(max(row + self.kv_len - self.q_len + 1, 0), self.kv_len)
+            return np.full_like(rows, self.kv_len)
+        return np.clip(rows + (self.kv_len - self.q_len + 1), 0, self.kv_len)
+
+    def visible(self, row: int) -> int:
+        """`visible_to` of one row."""
+        return int(self.visible_to(np.array([row]))[0])
 
     def positions(self, batch: int) -> Int[np.ndarray, " q_len"]:
         """The key with which each row is aligned."""
@@ -172,8 +176,8 @@ class AttentionProblem(Shapes):
 
     @functools.cached_property
     def _aligned_stops(self) -> Int[np.ndarray, " q_len"]:
-        """`visible` of each row; asked several times of one problem."""
-        return np.fromiter((self.visible(row) for row in range(self.q_len)), np.int64, self.q_len)
+        """`visible_to` of each row; asked several times of one problem."""
+        return self.visible_to(np.arange(self.q_len, dtype=np.int64))
 
     def mask(self, batch: int = 0, rows: Sequence[int] | None = None) -> Bool[np.ndarray, "rows kv_len"]:
         """True where the row sees the key; all rows if none are named."""

@@ -47,7 +47,7 @@ def blocks(problem: AttentionProblem, batch: int, head: int) -> Iterator[tuple[n
     for start in range(0, problem.q_len, ROWS):
         rows = range(start, min(start + ROWS, problem.q_len))
         q = widen(problem.q[batch, head, rows.start : rows.stop])
-        visible = np.array([problem.visible(row) for row in rows])
+        visible = problem.visible_to(np.asarray(rows))
         yield problem.scale * (q @ k.T), keys[None, :] < visible[:, None]
 
 

@@ -66,17 +66,17 @@ def test_reduced_precision_is_noticed(name: str) -> None:
 class TopLeft(AttentionProblem):
     """Causal mask aligned top-left."""
 
-    def visible(self, row: int) -> int:
+    def visible_to(self, rows: np.ndarray) -> np.ndarray:
         """Keys 0 .. row."""
-        return min(row + 1, self.kv_len) if self.causal else self.kv_len
+        return np.minimum(rows + 1, self.kv_len) if self.causal else np.full_like(rows, self.kv_len)
 
 
 class Strict(AttentionProblem):
     """Causal mask that hides the diagonal."""
 
-    def visible(self, row: int) -> int:
+    def visible_to(self, rows: np.ndarray) -> np.ndarray:
         """One key fewer."""
-        return max(super().visible(row) - 1, 0) if self.causal else self.kv_len
+        return np.maximum(super().visible_to(rows) - 1, 0) if self.causal else np.full_like(rows, self.kv_len)
 
 
 class Tiled(AttentionProblem):
@@ -132,10 +132,10 @@ def test_cross_check_notices_one_wrong_tier(mutant: type[AttentionProblem]) -> N
         health.cross_check(problem, oracles)
 
 
-@pytest.mark.parametrize("name", ["visible", "kv_head"])
+@pytest.mark.parametrize("name", ["visible_to", "kv_head"])
 def test_a_mistake_that_all_tiers_share_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrong mask or head map in the problem itself, which every tier asks, shows against the second definition."""
-    wrong = {"visible": TopLeft.visible, "kv_head": Tiled.kv_head}[name]
+    wrong = {"visible_to": TopLeft.visible_to, "kv_head": Tiled.kv_head}[name]
     monkeypatch.setattr(AttentionProblem, name, wrong)
     with pytest.raises(OracleUnsound, match="float64 on "):
         health.check_oracles()

@@ -324,7 +324,7 @@ def test_the_right_answer_is_no_trivial_one() -> None:
 def mistaken(name: str) -> tuple[AttentionProblem, np.ndarray]:
     """A problem, and the output of a kernel with a well-known mistake."""
     case = causal_case()
-    counts = np.array([case.visible(row) for row in range(case.q_len)])
+    counts = case.visible_to(np.arange(case.q_len))
     masks = {
         "hides the diagonal": counts - 1,
         "one key late": np.minimum(counts + 1, 300),
