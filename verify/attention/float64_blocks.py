@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from verify.attention.problem import AttentionProblem
 
 # Scores, and rows, handled at a time: few enough for the cache, and under a causal mask few that nobody sees.
-BLOCK_ELEMENTS = 1 << 15
+BLOCK_ELEMENTS = 1 << 16
 MOST_ROWS, FEWEST_ROWS = 512, 64
 
 # Significant bits of a BF16 number, and the bits of a float64 that hold its exponent.
