@@ -160,7 +160,7 @@ class Block:
     @functools.cached_property
     def sums(self) -> Float64[np.ndarray, "rows v_dim"]:
         """Per row and lane at least the sum of the visible values' sizes: keys before a window only add to it."""
-        return self.head.prefix_sums.take(np.maximum(self.stop, 1) - 1, axis=0)
+        return self._up_to_last("prefix_sums")
 
     @functools.cached_property
     def _hidden(self) -> list[tuple[slice, Bool[np.ndarray, "rows keys"]]]:
@@ -180,9 +180,16 @@ class Block:
         for columns, hidden in self._hidden:
             np.copyto(x[:, columns], value, where=hidden)
 
+    def _up_to_last(self, prefix: str) -> np.ndarray:
+        """What a KV head knows of the keys up to each row's last; of a row without keys anything, 0 without any key."""
+        known = getattr(self.head, prefix)
+        if not len(known):
+            return np.zeros((len(self.stop), *known.shape[1:]))
+        return known.take(np.maximum(self.stop, 1) - 1, axis=0)
+
     def _over_keys(self, ufunc: np.ufunc, x: np.ndarray, prefix: str) -> np.ndarray:
         if not self.start.any():
-            return getattr(self.head, prefix).take(np.maximum(self.stop, 1) - 1, axis=0)
+            return self._up_to_last(prefix)
         return range_reduce(ufunc, x[self.keys], self.start - self.first, self.stop - self.first)
 
     def take(self, rows: np.ndarray) -> Block:

@@ -90,7 +90,7 @@ def test_a_better_known_output_only_sharpens_the_bound(seed: int, names: tuple[s
     assert (sharp.out <= known.out * contract.EVALUATION_SLACK + 4.0 * balls.out_error)[judged].all()
 
 
-@pytest.mark.parametrize("names", [(), ("softcap", "sinks"), ("window", "segments"), ("sinks",)])
+@pytest.mark.parametrize("names", [(), ("softcap", "sinks"), ("window", "segments"), ("sinks",), ("segments", "sinks")])
 @pytest.mark.parametrize("seed", range(4))
 def test_reference_and_bound_are_those_of_either_alone(seed: int, names: tuple[str, ...]) -> None:
     """From the same scores or each from its own: number for number the same."""
