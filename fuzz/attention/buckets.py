@@ -25,7 +25,7 @@ class Bucket:
         shape: batch, heads, kv_heads, q_len, kv_len, head_dim.
         causal: bottom-right aligned.
         scale: hexadecimal float; None is 1 / sqrt(head_dim).
-        config: block_q, block_kv, fragment.
+        config: block_q, block_kv, fragment; 0 for what the kernel chooses.
         why: which paths of the kernel it reaches.
         window: (left, right).
         softcap: hexadecimal float.
@@ -60,6 +60,15 @@ class Bucket:
     def head_dim(self) -> int:
         """Width of a query or key."""
         return self.shape[5]
+
+    @property
+    def key_grid(self) -> tuple[int, int]:
+        """Keys per block and fragment: where boundaries may lie, for draws.
+
+        What the kernel chooses under a window begins on a grid of 512 keys, and has fragments of 256.
+        """
+        _, block, fragment = self.config
+        return block or 512, fragment or 256
 
     @property
     def log2_factor(self) -> float:
@@ -156,6 +165,11 @@ _MASKED = (
         config=(128, 128, 128), why="129 keys: the window just reaches the next block", window=(128, 0),
     ),
     Bucket(
+        name="window-overlapping-1024x1536-d64", shape=(1, 1, 1, 1024, 1536, 64), causal=True, scale=LOG2_UNITS,
+        config=(512, 0, 0), why="key blocks that overlap: one step per query block, all keys of a query in one go",
+        window=(300, 0),
+    ),
+    Bucket(
         name="window-right-200x300-d64", shape=(1, 1, 1, 200, 300, 64), causal=False, scale=LOG2_UNITS,
         config=(128, 128, 128), why="bounded to the right alone, not causal", window=(None, 3),
     ),
@@ -177,6 +191,11 @@ _REPLAYED = (
     Bucket(
         name="384x640-d64-gqa", shape=(1, 2, 1, 384, 640, 64), causal=True, scale=LOG2_UNITS, config=(128, 128, 128),
         why="grouped heads, three query blocks that see three to five key blocks",
+    ),
+    Bucket(
+        name="1024x1536-d64-overlapping", shape=(1, 1, 1, 1024, 1536, 64), causal=True, scale=LOG2_UNITS,
+        config=(512, 0, 0), why="key blocks that overlap: a query block has one step, which fails and is replayed",
+        window=(600, 0),
     ),
     Bucket(
         name="256x512-d64-wide", shape=(1, 1, 1, 256, 512, 64), causal=False, scale=LOG2_UNITS, config=(128, 256, 128),

@@ -125,7 +125,7 @@ def sizes() -> st.SearchStrategy[float]:
 @functools.cache
 def key_positions(bucket: Bucket) -> st.SearchStrategy[int]:
     """A key: a corner of a fragment, a block or the diagonal, or any."""
-    _, block, fragment = bucket.config
+    block, fragment = bucket.key_grid
     corners = [0, 3, LANES - 1, LANES, fragment - 1, fragment, bucket.kv_len // 2, bucket.kv_len - 1]
     corners += [start + offset for start in range(0, bucket.kv_len, block) for offset in (0, 17, block - 1)]
     corners += [bucket.last_key(row) for row in range(0, bucket.q_len, max(bucket.q_len // 4, 1))]
@@ -170,7 +170,8 @@ GROWTH = {
 
 def _planted_keys(draw: st.DrawFn, bucket: Bucket, size: float) -> tuple[tuple[tuple[Tokens, float], ...], str]:
     """Which keys get the score: one, a range of them, or one key in each of several consecutive blocks."""
-    block = bucket.config[1] if bucket.kv_len > bucket.config[1] else bucket.config[2]
+    block, fragment = bucket.key_grid
+    stride = block if bucket.kv_len > block else fragment
     kind = draw(st.sampled_from(("one", "range", "blocks")))
     if kind == "one":
         key = draw(key_positions(bucket))
@@ -180,11 +181,11 @@ def _planted_keys(draw: st.DrawFn, bucket: Bucket, size: float) -> tuple[tuple[t
         return ((tokens, size),), f"{size!r} at keys {tokens.words}"
     start = draw(key_positions(bucket))
     growth = draw(st.sampled_from(tuple(GROWTH)))
-    hit = range(start, bucket.kv_len, block)
+    hit = range(start, bucket.kv_len, stride)
     # A rising score must stay below the largest size as well.
     bounded = max(min(size, 2.0**118), -(2.0**118))
     scores = tuple((one_token(key), float(np.float32(bounded * GROWTH[growth](n)))) for n, key in enumerate(hit))
-    return scores, f"{growth} {bounded!r} at keys {start}::{block}"
+    return scores, f"{growth} {bounded!r} at keys {start}::{stride}"
 
 
 @functools.cache
@@ -374,7 +375,7 @@ STEPS = (150.0, 300.0, 149.0, 1000.0, 2885.0)
 
 def _hit_blocks(draw: st.DrawFn, bucket: Bucket, q_block: int, pattern: str) -> list[int]:
     """The key blocks in which a query block meets a jump."""
-    block_q, block_kv, _ = bucket.config
+    block_q, (block_kv, _) = bucket.config[0], bucket.key_grid
     last_row = min((q_block + 1) * block_q, bucket.q_len) - 1
     seen = bucket.last_key(last_row) // block_kv + 1
     chosen = {
@@ -393,7 +394,7 @@ def _hit_blocks(draw: st.DrawFn, bucket: Bucket, q_block: int, pattern: str) -> 
 def replay_cases(draw: st.DrawFn, buckets: Sequence[Bucket]) -> AttentionCase:
     """Jumps chosen per query block: which are replayed, at which key blocks, and for which of their rows."""
     bucket = draw(st.sampled_from(list(buckets)))
-    block_q, block_kv, _ = bucket.config
+    block_q, (block_kv, _) = bucket.config[0], bucket.key_grid
     planted, words = [], [bucket.name]
     for q_block in range(-(-bucket.q_len // block_q)):
         pattern = draw(st.sampled_from(PATTERNS))
@@ -422,6 +423,7 @@ def replay_cases(draw: st.DrawFn, buckets: Sequence[Bucket]) -> AttentionCase:
         exponents=(q_exponent, k_exponent, v_exponent),
         edits=plant_edits(planted, bucket),
         config=bucket.config,
+        window=bucket.window,
     )
 
 
