@@ -161,8 +161,8 @@ def _decided(
 ) -> _Part | None:
     """Compare one array; None if all of it lies outside the domain and has no class to judge."""
     name, want, limit, where = claim.name, claim.want, claim.limit, None
-    if want.ndim < rows.inside.ndim:  # one number per head: promised where all its rows are
-        rows = _Rows(rows.inside.all(axis=-1), rows.kept.all(axis=-1))
+    if want.ndim < rows.inside.ndim:
+        rows = _of_heads(rows, want, reference)
     if not rows.inside.all():
         promised, kept = (
             np.broadcast_to(x.reshape(x.shape + (1,) * (want.ndim - x.ndim)), want.shape)
@@ -187,6 +187,17 @@ def _decided(
     tokens = TOKEN_AXIS if want.ndim > TOKEN_AXIS else None
     measures = measure(found, limit, lanes=name == "out", tokens=tokens, trends=trends)
     return _Part(name, found, decision, measures, tuple(notes), escalation)
+
+
+def _of_heads(rows: _Rows, want: np.ndarray, reference: Reference) -> _Rows:
+    """The same for one number per head: by value where all its rows are.
+
+    By class where the kernel owes that of every row: a row outside the domain, where f is finite, may come back as
+    anything, and a NaN among a head's rows is its maximum.  Beside a NaN that f has that changes nothing.
+    """
+    assert reference.max_logit is not None  # noqa: S101  asked before
+    owed = rows.inside | ~np.isfinite(reference.max_logit)
+    return _Rows(rows.inside.all(axis=-1), rows.kept.all(axis=-1) & (owed.all(axis=-1) | np.isnan(want)))
 
 
 def _conclude(

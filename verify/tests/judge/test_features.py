@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from verify.attention import health, oracle_float64, ragged
+from verify.attention import contract, health, oracle_float64, ragged
 from verify.attention.cases import AttentionCase, CaseError, digest
 from verify.attention.contract import contract_bound
 from verify.attention.judge import judge
@@ -369,6 +369,29 @@ def test_rows_that_may_hold_the_largest_logit() -> None:
         some = dataclasses.replace(found, max_logit=of_rows, max_logit_error=np.full((1, 2, 4), doubt))
         assert some.contenders(0, 0) == rows
         assert some.contenders(0, 1) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("overflowing", [True, False])
+@pytest.mark.parametrize(("entry", "owed"), [(np.inf, "inf"), (np.nan, "nan")])
+def test_the_class_of_a_heads_maximum_beside_a_row_outside_the_domain(
+    entry: float, owed: str, *, overflowing: bool
+) -> None:
+    """A row whose scores overflow FP32 may be NaN, and so may the head's maximum be, where f's is +inf.
+
+    Where f's maximum is NaN, or no row lies outside the domain, the class is owed.
+    """
+    q, k = np.ones((1, 1, 2, 2)), np.ones((1, 1, 2, 2))
+    q[0, 0, 1, 0] = entry
+    k[0, 0, 0, 1] = 2.0**127 if overflowing else 2.0
+    case = problem(q, k, np.ones((1, 1, 2, 1)), causal=True, scale=2.0)
+    found, bound = contract.reference_and_bound(case, CPU_INTERPRET)
+    assert bound.inside_domain[0, 0, 0] == (not overflowing)
+    assert str(found.head_max_logit[0, 0]) == owed
+    for got in (np.inf, np.nan, 7.0):
+        largest = np.array([[got]], dtype=np.float32)
+        judgement = judge(case, found.out.astype(BF16), None, bound, reference=found, got_max_logit=largest)
+        right = str(got) == owed or (overflowing and owed == "inf")
+        assert (judgement.verdict is Verdict.FAIL) is not right, (got, judgement.reason)
 
 
 def test_features_of_a_case_file() -> None:

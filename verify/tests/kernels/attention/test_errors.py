@@ -186,6 +186,15 @@ def test_config_refusal(config: dict[str, Any], text: str) -> None:
         call(big, config=flywheel.AttentionConfig(**config))
 
 
+@pytest.mark.parametrize("lookahead", [0, 3, True, 2.0, "2"])
+def test_lookahead_is_refused_under_a_window_too(lookahead: Any) -> None:
+    """Where key blocks overlap, which are always fetched two steps ahead, other values are refused all the same."""
+    long = dict.fromkeys(GOOD, (1, 1, 4096, 64))
+    config = flywheel.AttentionConfig(block_q=1024, generation="v6e", lookahead=lookahead)
+    with pytest.raises(ValueError, match=re.escape(f"config.lookahead must be 1 or 2, got {lookahead!r}")):
+        call(long, config=config, window=(127, 0))
+
+
 @pytest.mark.parametrize(
     ("tokens", "options", "text"),
     [
