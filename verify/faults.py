@@ -139,7 +139,7 @@ FAULTS = (
     Fault(
         "values beyond the last key not cleared",
         "block.py",
-        "if keys_left < fragment.size:",
+        "if keys_left < cell.size:",
         "if keys_left < 0:",
     ),
     Fault(
@@ -152,8 +152,8 @@ FAULTS = (
     Fault(
         "accumulator rounded to BF16",
         "block.py",
-        "        acc[:, cell.queries] = product\n",
-        "        acc[:, cell.queries] = product.astype(jnp.bfloat16).astype(jnp.float32)\n",
+        "        acc[:, queries] = product\n",
+        "        acc[:, queries] = product.astype(jnp.bfloat16).astype(jnp.float32)\n",
     ),
     Fault("floor not checked", "tile.py", "(l >= SUM_FLOOR) & (l <= LANES * LANE_LIMIT)", "l <= LANES * LANE_LIMIT"),
     Fault(
@@ -174,7 +174,7 @@ FAULTS = (
         "_down(j * self.block_kv - i * self.block_q - self.band.upper)",
         "_down(j * self.block_kv - i * self.block_q - self.band.upper) + LANE_GRID",
     ),
-    Fault("every body starts the sums anew", "block.py", "body in schedule.opening", "True"),
+    Fault("every body starts the sums anew", "schedule.py", "body in self.opening and fragment", "fragment"),
     Fault("a piece whose mask has one bound goes without", "schedule.py", "upper >= keys - 1:", "upper >= 0:"),
     Fault(
         "a block fetched ahead overwrites the one in use",

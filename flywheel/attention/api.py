@@ -162,7 +162,15 @@ def attention(
     check_sinks(sinks, q.shape[1])
     check_segment_ids(q_segment_ids, kv_segment_ids, q.shape, k.shape)
     tables = rotary_operands(rotary, q.shape)
-    schedule, tiling = _plan(q, k, v, _band(causal, window, q.shape[2], k.shape[2]), config, online=softmax == "online")
+    schedule, tiling = _plan(
+        q,
+        k,
+        v,
+        _band(causal, window, q.shape[2], k.shape[2]),
+        config,
+        online=softmax == "online",
+        segments=q_segment_ids is not None,
+    )
     spec = CallSpec(
         schedule,
         tiling,
@@ -225,11 +233,12 @@ def _plan(
     config: AttentionConfig | None,
     *,
     online: bool,
+    segments: bool,
 ) -> tuple[Schedule, Tiling]:
     """Blocks and steps; refuses what the chip has no room for."""
     wide = max(q.shape[3], v.shape[3]) > LANES
-    band_keys = None if band.lower is None or band.upper is None else band.upper - band.lower + 1
-    tiling = resolve(config or AttentionConfig(), q.shape[2], k.shape[2], online=online, wide=wide, band_keys=band_keys)
+    lengths = q.shape[2], k.shape[2]
+    tiling = resolve(config or AttentionConfig(), *lengths, online=online, wide=wide, band=band, segments=segments)
     need = vmem_bytes(tiling, q.shape[3], v.shape[3])
     if need > VMEM_LIMIT:
         message = (
@@ -237,7 +246,7 @@ def _plan(
             f"{VMEM_LIMIT}: {tiling}"
         )
         raise ValueError(message)
-    schedule = Schedule(q.shape[2], k.shape[2], band, tiling.block_q, tiling.block_kv, tiling.fragment)
+    schedule = Schedule(*lengths, band, tiling.block_q, tiling.block_kv, tiling.fragment, tiling.overlap)
     for what, count, most in _counts(schedule):
         if count > most:
             message = (

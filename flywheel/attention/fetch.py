@@ -135,15 +135,20 @@ class Fetcher:
 
     def _q_copy(self, refs: Refs, place: Place, slot: Any) -> Any:  # noqa: ANN401
         index = self.q_index(*place, refs.steps)
-        return _copy(refs.q_hbm, index, refs.q_slots, slot, refs.fetch_sems.at[0, slot])
+        return _copy(refs.q_hbm, index, self.spec.schedule.block_q, refs.q_slots, slot, refs.fetch_sems.at[0, slot])
 
     def _kv_copies(self, refs: Refs, place: Place, slot: Any) -> list[Any]:  # noqa: ANN401
         index = self.kv_index(*place, refs.steps)
         pairs = ((refs.k_hbm, refs.k_slots), (refs.v_hbm, refs.v_slots))
-        return [_copy(hbm, index, slots, slot, refs.fetch_sems.at[n, slot]) for n, (hbm, slots) in enumerate(pairs, 1)]
+        stride = self.spec.schedule.stride
+        return [
+            _copy(hbm, index, stride, slots, slot, refs.fetch_sems.at[n, slot])
+            for n, (hbm, slots) in enumerate(pairs, 1)
+        ]
 
 
-def _copy(hbm: Any, index: tuple[Any, ...], slots: Any, slot: Any, sem: Any) -> Any:  # noqa: ANN401
+def _copy(hbm: Any, index: tuple[Any, ...], stride: int, slots: Any, slot: Any, sem: Any) -> Any:  # noqa: ANN401
+    """Blocks may overlap: one begins every `stride` tokens."""
     b, h, block, _ = index
-    size = slots.shape[1]
-    return pltpu.make_async_copy(hbm.at[b, h, pl.ds(pl.multiple_of(block * size, size), size), :], slots.at[slot], sem)
+    tokens = pl.ds(pl.multiple_of(block * stride, stride), slots.shape[1])
+    return pltpu.make_async_copy(hbm.at[b, h, tokens, :], slots.at[slot], sem)

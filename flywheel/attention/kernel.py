@@ -6,7 +6,7 @@ fetched by the kernel itself, two steps ahead (`fetch`); else by Pallas' own pip
 Per query block:
 
 1. at its first step q is rotated if asked for; the state is cleared and anchors are chosen from the first keys, unless
-   the first body does both (`Schedule.opening`);
+   the first body does both (`Schedule.opening`), or does without (`Schedule.by_queries`);
 2. each step runs the unrolled body of its kind (`block.emit`), unless a check has failed before: then the flag in SMEM
    stands, and the remaining steps are skipped;
 3. the body with a query's last key divides and writes it; if a check has failed, the last step computes the whole query
@@ -30,6 +30,7 @@ from flywheel.attention import rotary, tile
 from flywheel.attention.block import emit
 from flywheel.attention.fetch import Fetcher, Place
 from flywheel.attention.replay import replay
+from flywheel.attention.schedule import INDEX_BITS
 from flywheel.attention.spec import (
     ANCHOR_KEYS,
     CONTROLS,
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 
     from flywheel.attention.schedule import Step
 
-_FIELDS = {"i": 12, "j": 12, "body": 5, "moved": 1, "first": 1, "last": 1}
+_FIELDS = {"i": INDEX_BITS, "j": INDEX_BITS, "body": 5, "moved": 1, "first": 1, "last": 1}
 """Bits of a packed step."""
 
 MAX_BLOCKS = 2 ** _FIELDS["i"]
@@ -113,6 +114,8 @@ def _begin(site: Site) -> None:
         refs.seen[...] = jnp.zeros_like(refs.seen)
     if spec.return_max_logit:
         refs.maxima[...] = jnp.full_like(refs.maxima, tile.UNSET)
+    if spec.schedule.by_queries:
+        return
     if spec.late_anchors or spec.online:
         refs.anchor[...] = jnp.full_like(refs.anchor, tile.UNSET)
     if spec.schedule.opening:

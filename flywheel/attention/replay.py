@@ -53,9 +53,9 @@ def replay(site: Site) -> None:
     """Every visited key of one query block, tile by tile; writes the block's results."""
     refs, schedule, tiling = site.refs, site.schedule, site.spec.tiling
     size = tiling.replay_keys
-    per_block = schedule.block_kv // size
+    per_block = schedule.stride // size
     resident = site.j * per_block
-    begin, end = refs.control[FIRST_BLOCK] * per_block, resident + per_block
+    begin, end = refs.control[FIRST_BLOCK] * per_block, resident + schedule.block_kv // size
     _clear(site)
     _start(site, begin, resident)
 

@@ -5,6 +5,8 @@ windows are bands.  Per query block the kernel visits the key blocks of which it
 list of these steps is known when the kernel is traced (`Schedule.steps`) and reaches it as scalars.  The few distinct
 ways in which a query block sees a key block (`BlockKind`) each become one fully unrolled body, in which only visible
 fragments and queries are emitted.
+
+Under a narrow band key blocks may overlap (`Schedule.stride`), so that one of them holds all that a query block sees.
 """
 
 from __future__ import annotations
@@ -19,6 +21,9 @@ LANE_GRID = 128
 
 ROW_GRID = 16
 """Keys lie on sublanes, and a BF16 register tile holds 16 of them."""
+
+INDEX_BITS = 12
+"""Of the number of a block in a packed step."""
 
 EDGE_FRAGMENT = 256
 """Keys per softmax step where a mask cuts the block: the matrix unit's width, so that little of it works in vain."""
@@ -43,6 +48,11 @@ class Band(NamedTuple):
     def sees(self, row: int, column: int) -> bool:
         """Whether the row sees the column."""
         return (self.lower is None or column >= row + self.lower) and (self.upper is None or column <= row + self.upper)
+
+    @property
+    def keys(self) -> int | None:
+        """Most columns that a row sees; None: as many as there are."""
+        return None if self.lower is None or self.upper is None else self.upper - self.lower + 1
 
     def moved(self, by: int) -> Band:
         """The same band when the columns are counted from -by on."""
@@ -168,6 +178,30 @@ class Fragment(NamedTuple):
     adopting: int
 
 
+class Cell(NamedTuple):
+    """Some keys against as many queries as one product takes; all in coordinates of the blocks.
+
+    Attributes:
+        start: first key.
+        size: keys.
+        first: first query.
+        width: queries.
+        fresh: nothing was added to the queries before.
+        adopting: from here on queries may see the first of all their keys here, and have no anchor yet.
+        shared: ROW_GRID keys from here on are such that every query sees one of them; None: not known.
+        done: the queries [first, stop) that are finished once these keys have been added.
+    """
+
+    start: int
+    size: int
+    first: int
+    width: int
+    fresh: bool
+    adopting: int
+    shared: int | None
+    done: tuple[int, int]
+
+
 @dataclasses.dataclass(frozen=True)
 class Schedule:
     """The grid of one head; all lengths in tokens.
@@ -179,6 +213,8 @@ class Schedule:
         block_q: queries per block.
         block_kv: keys per block.
         fragment: keys per softmax step in a block that no mask cuts.
+        overlap: keys that a key block shares with the next one.  If there are any, every query block sees keys of no
+            more than one block's length, and that block begins on the grid of `stride`.
     """
 
     q_len: int
@@ -187,6 +223,12 @@ class Schedule:
     block_q: int
     block_kv: int
     fragment: int
+    overlap: int = 0
+
+    @property
+    def stride(self) -> int:
+        """Keys from the start of a key block to the start of the next."""
+        return self.block_kv - self.overlap
 
     @property
     def q_blocks(self) -> int:
@@ -196,7 +238,7 @@ class Schedule:
     @property
     def kv_blocks(self) -> int:
         """Key blocks; the last may be ragged."""
-        return cdiv(self.kv_len, self.block_kv)
+        return cdiv(self.kv_len - self.overlap, self.stride)
 
     @property
     def ragged_rows(self) -> bool:
@@ -232,15 +274,20 @@ class Schedule:
     def kind(self, i: int, j: int) -> BlockKind | None:
         """What query block i sees of key block j; None: nothing."""
         whole = BlockKind(self.band, self.kv_len)
-        return whole.within(j * self.block_kv, self.block_kv, i * self.block_q, self.block_q)
+        return whole.within(j * self.stride, self.block_kv, i * self.block_q, self.block_q)
 
     def visited(self, i: int) -> tuple[int, ...]:
-        """The key blocks of which query block i sees something, ascending and consecutive; block 0 if there is none."""
+        """The key blocks of which query block i sees something, ascending and consecutive; block 0 if there is none.
+
+        Where blocks overlap, the last one that begins before all of it.
+        """
         lower, upper = self.band.moved(i * self.block_q)
         end = self.kv_len - 1 if upper is None else min(upper + self.block_q - 1, self.kv_len - 1)
         begin = 0 if lower is None else max(lower, 0)
         if end < begin:
             return (0,)
+        if self.overlap > 0:
+            return (min(begin // self.stride, self.kv_blocks - 1),)
         return tuple(range(begin // self.block_kv, end // self.block_kv + 1))
 
     @property
@@ -301,7 +348,70 @@ class Schedule:
                 found.append(fragment)
         return tuple(found)
 
-    def pieces(self, kind: BlockKind, fragment: Fragment, first: int, queries: int) -> tuple[Piece, ...]:
+    @functools.cached_property
+    def by_queries(self) -> bool:
+        """Whether bodies go through all keys of some queries before those of the next ones.
+
+        Under a window, where every query block has but one step: what belongs to a query then need not be kept between
+        steps, nor between cells that stand far from each other.
+        """
+        return self.band.lower is not None and self.step_count == self.q_blocks
+
+    def cells(self, body: Body, width: int) -> tuple[Cell, ...]:
+        """All that a body computes, in order; `width`: most queries of a cell."""
+        if self.by_queries:
+            parts = ((first, min(width, self.block_q - first)) for first in range(0, self.block_q, width))
+            return tuple(itertools.chain.from_iterable(self._cells_of(body.kind, *part) for part in parts))
+        fragments = self.fragments(body.kind)
+        found: list[Cell] = []
+        for fragment, done in zip(fragments, self.finished(body), strict=bool(fragments)):
+            fresh = body in self.opening and fragment == fragments[0]
+            for first in range(fragment.first, fragment.stop, width):
+                count = min(width, fragment.stop - first)
+                ended = done if first + count == fragment.stop else (done[0], done[0])
+                place = (fragment.start, fragment.size, first, count)
+                found.append(Cell(*place, fresh, fragment.adopting, shared=None, done=ended))
+        return tuple(found)
+
+    def _cells_of(self, kind: BlockKind, first: int, width: int) -> list[Cell]:
+        """Cells of queries first .. first + width - 1 of a query block that sees nothing else."""
+        stop = first + width
+        begin, end = self._seen(kind, first, width)
+        shared = self._shared(kind, first, width)
+        places: list[tuple[int, int]] = []
+        for start in range(begin, end, EDGE_FRAGMENT):
+            size = min(EDGE_FRAGMENT, round_up(end - start, LANE_GRID), round_up(kind.keys - start, ROW_GRID))
+            places.append((start, size))
+        if shared is not None:
+            # Queries choose their anchors before anything else.
+            places.sort(key=lambda place: not place[0] <= shared < sum(place))
+        adopting = first if shared is None else stop
+        found = [
+            Cell(*place, first, width, fresh=False, adopting=adopting, shared=None, done=(first, first))
+            for place in places
+        ]
+        if found:
+            found[0] = found[0]._replace(fresh=True, shared=shared)
+            found[-1] = found[-1]._replace(done=(first, stop))
+        return found
+
+    def _seen(self, kind: BlockKind, first: int, width: int) -> tuple[int, int]:
+        """Where the keys begin that some queries see, rounded down to LANE_GRID, and where they end."""
+        lower, upper = kind.band
+        begin = 0 if lower is None else _down(max(first + lower, 0))
+        return begin, kind.keys if upper is None else min(first + width + upper, kind.keys)
+
+    def _shared(self, kind: BlockKind, first: int, width: int) -> int | None:
+        """Where ROW_GRID keys begin of which each of some queries sees one, if possible all; None if there are none."""
+        lower, upper = kind.band
+        begin = 0 if lower is None else max(first + width - 1 + lower, 0)
+        end = kind.keys if upper is None else min(first + upper + 1, kind.keys)
+        whole = round_up(begin, ROW_GRID)
+        if whole + ROW_GRID <= end:
+            return whole
+        return begin // ROW_GRID * ROW_GRID if begin < end else None
+
+    def pieces(self, kind: BlockKind, fragment: Fragment | Cell, first: int, queries: int) -> tuple[Piece, ...]:
         """A fragment's keys as queries first .. first + queries - 1 see them, alike ones together."""
         found: list[Piece] = []
         for start in range(0, fragment.size, LANE_GRID):

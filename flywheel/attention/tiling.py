@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from flywheel.attention.budget import LANES
 from flywheel.attention.generation import Hardware, hardware
-from flywheel.attention.schedule import EDGE_FRAGMENT, round_up
+from flywheel.attention.schedule import EDGE_FRAGMENT, INDEX_BITS, Band, round_up
 
 VMEM_LIMIT = 56 * 2**20
 """Bytes that a call may take: the smallest supported core (v7x) has 64 MiB, of which the compiler needs some itself."""
@@ -46,6 +46,7 @@ class Tiling:
         replay_keys: keys that a replay treats at once.
         replay_queries: queries that a replay treats at once.
         lookahead: how many steps ahead blocks are fetched.
+        overlap: keys that a key block shares with the next one.
     """
 
     block_q: int
@@ -55,6 +56,7 @@ class Tiling:
     replay_keys: int
     replay_queries: int
     lookahead: int
+    overlap: int = 0
 
 
 class Blocks(NamedTuple):
@@ -75,7 +77,8 @@ TABLE = MappingProxyType(
 """Sizes by generation and by whether head_dim or v_dim exceeds 128.  Long blocks of queries stream through every pushed
 tile of keys, and filling and draining the matrix unit happens once per body; wide heads take half as many keys, since
 larger bodies compile for minutes.  Under a band of at most half a block of queries they take as many keys as queries,
-and no body is larger for it.  The modelled figures behind each entry: docs/reading-a-schedule.md of the source tree."""
+and no body is larger for it; where the kernel fetches them itself, blocks of keys overlap instead, and are as long as
+what a block of queries sees.  The modelled figures behind each entry: docs/reading-a-schedule.md of the source tree."""
 
 ONLINE = Blocks(2048, 2048, EDGE_FRAGMENT)
 """The same for the rescaling softmax, whose bodies take three times as long to compile."""
@@ -95,6 +98,9 @@ the next waits for their latency each time (v6e, 1024 tokens, head_dim 256, mode
 """
 
 
+_EVERYTHING = Band(None, None)
+
+
 def resolve(
     config: AttentionConfig,
     q_len: int,
@@ -102,18 +108,19 @@ def resolve(
     *,
     online: bool = False,
     wide: bool = False,
-    band_keys: int | None = None,
+    band: Band = _EVERYTHING,
+    segments: bool = False,
 ) -> Tiling:
     """Fill in what the configuration leaves open, and refuse what cannot work.
 
-    `online`: for the rescaling softmax; `wide`: head_dim or v_dim exceeds 128; `band_keys`: most keys that a row sees,
-    where a band says so.
+    `online`: for the rescaling softmax; `wide`: head_dim or v_dim exceeds 128; `band`: what row r sees of the keys;
+    `segments`: rows see keys of their own segment only.
 
     Raises:
         ValueError: a size is not on its grid, the generation is unknown, or the lengths allow no lookahead.
     """
     core = hardware(config.generation)
-    most = default_blocks(core, online=online, wide=wide, band_keys=band_keys)
+    most = default_blocks(core, online=online, wide=wide, band_keys=band.keys)
     block_q = config.block_q if config.block_q is not None else min(most.block_q, round_up(q_len, LANES))
     block_kv = config.block_kv if config.block_kv is not None else min(most.block_kv, round_up(kv_len, LANES))
     fragment = config.fragment if config.fragment is not None else most.fragment
@@ -125,14 +132,18 @@ def resolve(
             f"got block_kv = {block_kv} and fragment = {fragment}"
         )
         raise ValueError(message)
-    whole = q_len % block_q == 0 and kv_len % block_kv == 0
     lookahead = config.lookahead
-    if lookahead is None:
-        # Cores that share a call take steps side by side, and what is fetched ahead goes from step to step.
-        lookahead = MOST_LOOKAHEAD if whole and core.cores == 1 else 1
-    if type(lookahead) is not int or lookahead not in (1, MOST_LOOKAHEAD):
+    if lookahead is not None and (type(lookahead) is not int or lookahead not in (1, MOST_LOOKAHEAD)):
         message = f"config.lookahead must be 1 or {MOST_LOOKAHEAD}, got {lookahead!r}"
         raise ValueError(message)
+    # Cores that share a call take steps side by side, and what is fetched ahead goes from step to step.
+    if config.block_kv is None and not (online or segments) and lookahead != 1 and core.cores == 1:
+        overlapping = _overlapping(Blocks(block_q, block_kv, fragment), q_len, kv_len, band, most.block_q)
+        if overlapping is not None and vmem_bytes(overlapping, *(2 * [2 * LANES if wide else LANES])) <= VMEM_LIMIT:
+            return overlapping
+    whole = q_len % block_q == 0 and kv_len % block_kv == 0
+    if lookahead is None:
+        lookahead = MOST_LOOKAHEAD if whole and core.cores == 1 else 1
     if lookahead > 1 and not whole:
         message = (
             f"config.lookahead must be 1 unless q_len and kv_len are whole blocks, got {lookahead}: "
@@ -140,6 +151,25 @@ def resolve(
         )
         raise ValueError(message)
     return _tiling(Blocks(block_q, block_kv, fragment), WIDTH, lookahead)
+
+
+def _overlapping(sizes: Blocks, q_len: int, kv_len: int, band: Band, most_queries: int) -> Tiling | None:
+    """Blocks of which each query block needs but one: all the keys that it sees, where a band makes them few.
+
+    They begin on a grid on which replays' tiles lie too, and so that the last one ends with the last key.
+    """
+    stride, block_q = REPLAY_TILE, sizes.block_q
+    if band.lower is None or band.keys is None or 2 * band.keys > most_queries:
+        return None
+    if q_len % block_q or kv_len % stride or kv_len > stride * 2**INDEX_BITS:
+        return None
+    if block_q % stride and block_q != q_len:
+        return None  # query blocks would see their first key at different places of the grid
+    block_kv = round_up(block_q + band.keys - 1 + band.lower % stride, stride)
+    if block_kv >= kv_len:
+        return None
+    tiling = _tiling(sizes._replace(block_kv=block_kv), WIDTH, MOST_LOOKAHEAD)
+    return dataclasses.replace(tiling, overlap=block_kv - stride)
 
 
 def default_blocks(core: Hardware, *, online: bool, wide: bool, band_keys: int | None) -> Blocks:

@@ -10,7 +10,8 @@ import numpy as np
 import z3
 
 from flywheel.attention import schedule as schedule_module
-from flywheel.attention.schedule import LANE_GRID, ROW_GRID, Band, BlockKind, Fragment, Schedule
+from flywheel.attention.schedule import LANE_GRID, ROW_GRID, Band, BlockKind, Cell, Schedule
+from flywheel.attention.tiling import REPLAY_TILE
 from proofs.lemma import Assumption, Method, lemma, require
 from proofs.smt import Path, Symbol, expression, paths, require_always
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 _TOKENS = ((1, 300), (100, 17), (129, 129), (300, 129), (260, 513))
 _BOUNDS = (None, -300, -129, -128, -16, -1, 0, 1, 127, 130, 600)
 _BLOCKS = ((128, 256, 128), (256, 128, 128), (384, 512, 256))
+_OVERLAPPING_TOKENS = ((512, 768), (512, 1024), (1024, 512))
+_OVERLAPPING_BLOCKS = ((128, 512, 128), (256, 512, 128))
+"""Lengths, and blocks of queries and of keys with the strides of the latter."""
+_WIDTH = 256
 
 
 @lemma(
@@ -34,15 +39,16 @@ def tile_skipping() -> str:
     """On the index maps that the kernel is unrolled from.
 
     Exhaustive: for every combination of lengths, bands and block sizes of a grid around the edges of tiles, each pair
-    (query, key) is looked up in `Schedule.visited`, `kind`, `fragments` and `pieces`.  A visible pair lies in exactly
-    one fragment of a visited block and among the queries of that fragment, in a piece that is computed; pairs computed
-    without a mask are all visible;
-    and the mask of a block (`BlockKind.sees`) is what the band says.
+    (query, key) is looked up in `Schedule.steps`, `cells` and `pieces`, with key blocks that overlap where a band
+    allows it.  A visible pair lies in exactly one cell of the query block's steps, in a piece that is computed; pairs
+    computed without a mask are all visible; and the mask of a block (`BlockKind.sees`) is what the band says.
 
     In general: `Schedule.visited`, `kind`, `BlockKind.within`, which masks the pieces of a fragment, and the ranges
     of queries of a fragment are run on symbols, once for each way in which their comparisons can come out, and an SMT
     solver shows for lengths, bands, blocks and positions of any size that every visible key lies in a visited block,
-    that a block without a kind has no visible pair, that a kind sees what the band sees, that what a part of a block
+    that a block without a kind has no visible pair, that of blocks that overlap and are long enough the one visited
+    holds every visible key, that a query sees no key outside of what its cells have (`_seen`) and one of those that
+    anchors are taken from (`_shared`), that a kind sees what the band sees, that what a part of a block
     sees within it is what the block sees there, and nothing where it says so, that queries outside [first, stop) see
     no key of the fragment, that queries in [clear_first, clear_stop) see all of them, and that a query before
     `adopting` that sees one of them sees the key before the fragment too, so that it has an anchor.
@@ -51,7 +57,8 @@ def tile_skipping() -> str:
     for schedule in _schedules():
         pairs += _covered(schedule)
         schedules += 1
-    ways = _visits_are_complete() + _kinds_are_right() + _masks_are_right() + _fragments_are_right()
+    ways = _overlapping_blocks_hold_all() + _cells_are_right()
+    ways += _visits_are_complete() + _kinds_are_right() + _masks_are_right() + _fragments_are_right()
     return f"{schedules} schedules with {pairs} pairs; {ways} paths through the code, for integers of any size"
 
 
@@ -60,27 +67,29 @@ def _schedules() -> Iterator[Schedule]:
         for lower, upper in itertools.product(_BOUNDS, _BOUNDS):
             if lower is None or upper is None or lower <= upper:
                 yield Schedule(q_len, kv_len, Band(lower, upper), block_q, block_kv, fragment)
+    for (q_len, kv_len), (block_q, block_kv, stride) in itertools.product(_OVERLAPPING_TOKENS, _OVERLAPPING_BLOCKS):
+        for lower, upper in itertools.product(_BOUNDS, _BOUNDS):
+            if lower is not None and upper is not None and 0 <= upper - lower < block_kv - block_q - lower % stride:
+                yield Schedule(q_len, kv_len, Band(lower, upper), block_q, block_kv, stride, block_kv - stride)
 
 
 def _covered(schedule: Schedule) -> int:
     """Count how often each pair is computed, and what is computed without a mask."""
-    rows, columns = schedule.q_blocks * schedule.block_q, schedule.kv_blocks * schedule.block_kv + schedule.fragment
+    rows = schedule.q_blocks * schedule.block_q
+    columns = (schedule.kv_blocks - 1) * schedule.stride + schedule.block_kv + schedule.fragment
     computed, bare = np.zeros((rows, columns), np.int8), np.zeros((rows, columns), bool)
     masked = np.zeros((rows, columns), bool)
-    for i in range(schedule.q_blocks):
-        for j in schedule.visited(i):
-            kind = schedule.kind(i, j)
-            if kind is None:
-                continue
-            row0, column0 = i * schedule.block_q, j * schedule.block_kv
-            for part, first in itertools.chain.from_iterable(map(_strips, schedule.fragments(kind))):
-                for piece in schedule.pieces(kind, part, first, LANE_GRID):
-                    start = column0 + part.start + piece.start
-                    pairs = np.s_[row0 + first : row0 + first + LANE_GRID, start : start + piece.size]
-                    computed[pairs] += not piece.hidden
-                    bare[pairs] = piece.clear
-            block = np.s_[row0 : row0 + schedule.block_q, column0 : column0 + schedule.block_kv]
-            masked[block] = _seen(kind, schedule.block_q, schedule.block_kv)
+    for step in schedule.steps:
+        body = schedule.bodies[step.body]
+        row0, column0 = step.i * schedule.block_q, step.j * schedule.stride
+        for cell, first in itertools.chain.from_iterable(map(_strips, schedule.cells(body, _WIDTH))):
+            for piece in schedule.pieces(body.kind, cell, first, LANE_GRID):
+                start = column0 + cell.start + piece.start
+                pairs = np.s_[row0 + first : row0 + first + LANE_GRID, start : start + piece.size]
+                computed[pairs] += not piece.hidden
+                bare[pairs] = piece.clear
+        block = np.s_[row0 : row0 + schedule.block_q, column0 : column0 + schedule.block_kv]
+        masked[block] = _seen(body.kind, schedule.block_q, schedule.block_kv)
     visible = _visible(schedule, rows, columns)
     inside = np.arange(rows)[:, None] < schedule.q_len
     require(bool((computed[visible & inside] == 1).all()), f"{schedule}: a visible pair is not computed exactly once")
@@ -90,10 +99,10 @@ def _covered(schedule: Schedule) -> int:
     return int((visible & inside).sum())
 
 
-def _strips(part: Fragment) -> Iterator[tuple[Fragment, int]]:
-    """A fragment with the first query of each strip of its queries."""
-    for first in range(part.first, part.stop, LANE_GRID):
-        yield part, first
+def _strips(cell: Cell) -> Iterator[tuple[Cell, int]]:
+    """A cell with the first query of each strip of its queries."""
+    for first in range(cell.first, cell.first + cell.width, LANE_GRID):
+        yield cell, first
 
 
 def _seen(kind: BlockKind, rows: int, columns: int) -> np.ndarray:
@@ -261,5 +270,71 @@ def _fragments_are_right() -> int:
                 "a fragment's ranges of queries are out of order",
                 given=z3.And(*condition),
             )
+            count += 1
+    return count
+
+
+def _overlapping_blocks_hold_all() -> int:
+    """`visited` where blocks overlap, are long enough for what a query block sees, and the last ends with the keys.
+
+    On the grid that `tiling.resolve` lets them begin on, for the query block whose first row is `row0`.
+    """
+    count = 0
+    stride = REPLAY_TILE
+    blocks, more, tall, q_len, row0, r, c, lower, upper = z3.Ints("blocks more tall q_len row0 r c lower upper")
+    block_kv: Any = more * stride
+    kv_len: Any = blocks * stride
+    first_key: Any = row0 + lower
+    given = [more > 1, blocks >= more, tall > 0, q_len > 0, row0 >= 0, lower <= upper]
+    given += [tall + upper - lower + first_key % stride <= block_kv]
+    where_visible = z3.And(r >= 0, r < tall, c >= 0, c < kv_len, _sees(lower, upper, row0 + r, c))
+
+    def run(path: Path) -> Any:  # noqa: ANN401
+        rows, keys, height, wide, shared = _symbols(path, q_len, kv_len, tall, block_kv, block_kv - stride)
+        # Block 0 of a call whose rows begin at row0.
+        band = Band(*_symbols(path, first_key, upper + row0))
+        return Schedule(rows, keys, band, height, wide, LANE_GRID, shared).visited(0)
+
+    with mock.patch.object(schedule_module, "range", _Span, create=True):
+        for condition, (found,) in paths(given, run):
+            begin = expression(found) * stride
+            held = z3.And(begin <= c, c < begin + block_kv)
+            require_always(
+                z3.And(held, begin >= 0, begin + block_kv <= kv_len),
+                "a block that overlaps others does not hold all that its query block sees, or ends beyond the keys",
+                given=z3.And(*condition, where_visible),
+            )
+            count += 1
+    return count
+
+
+def _cells_are_right() -> int:
+    """`_seen` and `_shared`, of which the cells of a body that goes by queries are made."""
+    count = 0
+    tiles, keys, first, width, r, c = z3.Ints("tiles keys first width r c")
+    given = [tiles > 0, keys > 0, first >= 0, width > 0]
+    for lower, upper in _bands():
+        seen = z3.And(c >= 0, c < keys, _sees(lower, upper, r, c))
+        of_cell = z3.And(r >= first, r < first + width)
+
+        def run(path: Path, lower: Any = lower, upper: Any = upper) -> Any:  # noqa: ANN401
+            schedule = Schedule(1, 1, Band(None, None), LANE_GRID, LANE_GRID, LANE_GRID)
+            (number_of_keys, at, count_of_queries) = _symbols(path, keys, first, width)
+            kind = BlockKind(Band(*_symbols(path, lower, upper)), number_of_keys)
+            place = kind, at, count_of_queries
+            return schedule._seen(*place), schedule._shared(*place)  # noqa: SLF001  the code itself, not a copy of it
+
+        for condition, ((begin, end), shared) in paths(given, run):
+            where = z3.And(*condition, of_cell)
+            inside = z3.And(expression(begin) <= c, c < expression(end))
+            require_always(z3.Implies(seen, inside), "cells leave out a visible key", given=where)
+            if shared is not None:
+                of_anchor = expression(shared)
+                low: list[Any] = [of_anchor, 0, *([] if lower is None else [r + lower])]
+                high: list[Any] = [of_anchor + ROW_GRID - 1, keys - 1, *([] if upper is None else [r + upper])]
+                met = z3.And(*(a <= b for a in low for b in high))
+                require_always(met, "a query sees none of the keys that its anchor is taken from", given=where)
+                on_grid = z3.And(of_anchor % ROW_GRID == 0, of_anchor >= expression(begin))
+                require_always(on_grid, "anchors are taken from keys off the grid or off the cells", given=where)
             count += 1
     return count

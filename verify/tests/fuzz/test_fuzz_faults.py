@@ -88,8 +88,8 @@ FAULTS = (
         (
             Change(
                 "attention/block.py",
-                "            before = acc[:, cell.queries]\n",
-                "            before = acc[:, cell.queries]\n"
+                "            before = acc[:, queries]\n",
+                "            before = acc[:, queries]\n"
                 "            if self.body.last:\n"
                 "                self.failures.append(tile.overflow_marks(before))\n",
             ),
@@ -158,8 +158,8 @@ FAULTS = (
         (
             Change(
                 "attention/block.py",
-                "        acc[:, cell.queries] = product\n",
-                "        acc[:, cell.queries] = product.astype(jnp.bfloat16).astype(jnp.float32)\n",
+                "        acc[:, queries] = product\n",
+                "        acc[:, queries] = product.astype(jnp.bfloat16).astype(jnp.float32)\n",
             ),
         ),
     ),

@@ -24,7 +24,10 @@ class ExpectedReplays:
 
 
 def expected_replays(problem: AttentionProblem, block_q: int, block_kv: int) -> ExpectedReplays:
-    """Evaluate the checks for finite or non-finite inputs; near a limit neither answer is certain."""
+    """Evaluate the checks for finite or non-finite inputs; near a limit neither answer is certain.
+
+    For key blocks that do not overlap, or (block_kv = kv_len) that hold all that a query block sees.
+    """
     blocks = -(-problem.q_len // block_q)
     must = np.zeros((problem.batch, problem.heads, blocks), dtype=bool)
     must_not = np.zeros_like(must)

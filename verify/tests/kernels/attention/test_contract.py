@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from replay_model import expected_replays
 
+from flywheel.attention.schedule import Band
 from flywheel.attention.tiling import AttentionConfig, resolve
 from verify.attention import adversarial
-from verify.attention.cases import AttentionCase
+from verify.attention.cases import AttentionCase, Edit
 from verify.attention.examine import examine_problem
 from verify.memory import forget_kernels
 from verify.verdict import Verdict
@@ -35,13 +38,73 @@ def test_result_within_contract(case: AttentionCase) -> None:
     assert examined.judgement.verdict is Verdict.PASS, examined.judgement.reason
     replays = examined.result.replays
     assert replays is not None
-    problem = examined.problem
-    tiling = resolve(
-        AttentionConfig(*(size or None for size in case.config)), problem.q_len, problem.kv_len, online=False
-    )
-    expected = expected_replays(problem, tiling.block_q, tiling.block_kv)
+    expected = expected_replays(examined.problem, *blocks(case))
     assert not (expected.must & (replays == 0)).any(), "a block that had to be replayed was not"
     assert not (expected.must_not & (replays > 0)).any(), "a block was replayed without need"
+
+
+def blocks(case: AttentionCase) -> tuple[int, int]:
+    """Queries per block, and keys between whose ends sums are checked: all, where one block has all that count."""
+    problem = case.build()
+    left, right = problem.window or (None, None)
+    offset, right = problem.kv_len - problem.q_len, 0 if problem.causal else right
+    band = Band(None if left is None else offset - left, None if right is None else offset + right)
+    config = AttentionConfig(*(size or None for size in case.config))
+    segments = problem.q_segments is not None
+    tiling = resolve(config, problem.q_len, problem.kv_len, band=band, segments=segments)
+    return tiling.block_q, problem.kv_len if tiling.overlap else tiling.block_kv
+
+
+def overlapping(name: str, window: tuple[int, int], shape: tuple[int, int, int, int, int, int], **more: Any) -> Any:
+    """A case with key blocks that overlap."""
+    return AttentionCase(name, shape, config=(512, 0, 0), window=window, **more)
+
+
+SMALL = (1, 2, 1, 1024, 2048, 64)
+"""Two query blocks, both away from the first keys."""
+
+JUMPED = (300, 0)
+"""A window in which anchors come from few of the keys, so that a jump makes query blocks replay."""
+
+OVERLAPPING = [
+    overlapping("first-keys", (300, 0), (1, 2, 1, 1024, 1024 + 512, 64)),
+    overlapping("two-keys", (1, 0), SMALL),
+    overlapping("a-cell-less-one", (254, 0), SMALL),
+    overlapping("a-cell", (255, 0), SMALL),
+    overlapping("off-the-grid", (400, 77), SMALL, causal=False),
+    overlapping("no-first-keys-seen", (900, 0), (1, 4, 2, 512, 2048, 128)),
+    overlapping("more-queries", (300, 40), (1, 1, 1, 2048, 1536, 64), causal=False),
+    overlapping("soft-cap", (255, 0), SMALL, softcap=(70.0).hex()),
+    overlapping("low-soft-cap-and-sinks", (200, 0), SMALL, softcap=(9.0).hex(), sinks=((0.5).hex(), (2.0).hex())),
+    *(
+        overlapping(
+            f"jump-{key}-of-{window[0]}",
+            window,
+            (1, 2, 1, 1024, 1536, 64),
+            edits=(Edit("k", "scale", "10", start=key, stop=key + 1),),
+        )
+        for window in (JUMPED, (90, 0))
+        for key in (500, 1100, 1500)
+    ),
+]
+IN_DEFAULT = {"jump-1100-of-300"}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.name, marks=() if case.name in IN_DEFAULT else pytest.mark.deep)
+        for case in OVERLAPPING
+    ],
+)
+def test_windows_over_overlapping_blocks_within_contract(case: AttentionCase) -> None:
+    """As `test_result_within_contract`: windows at the edges of cells, at both ends of the keys, and replays there."""
+    assert blocks(case)[1] == case.shape[4], "key blocks that do not overlap"
+    test_result_within_contract(case)
+    if case.edits and case.window == JUMPED:
+        replays = examine_problem(case.build(), config=case.config).result.replays
+        assert replays is not None
+        assert replays.any()
 
 
 ONLINE_CASES = [

@@ -16,7 +16,7 @@ from flywheel.attention.tiling import resolve, vmem_bytes
 JUMP = 1000.0
 """A key that is this much longer makes some scores exceed their anchors by far: the query blocks that see it replay."""
 
-Call = tuple[tuple[int, int, int, int, int], tuple[int, int], dict[str, Any]]
+Call = tuple[tuple[int, int, int, int, int], tuple[int, int | None], dict[str, Any]]
 
 CALLS: dict[str, Call] = {
     # batch, heads, kv_heads, q_len, kv_len; block_q, block_kv; options
@@ -25,6 +25,7 @@ CALLS: dict[str, Call] = {
     "two steps in all": ((1, 2, 1, 128, 128), (128, 128), {"causal": False}),
     "several blocks, each head its keys": ((1, 3, 3, 384, 512), (128, 128), {"causal": True}),
     "window": ((2, 2, 1, 512, 512), (128, 256), {"causal": True, "window": (150, 0)}),
+    "window over key blocks that overlap": ((1, 4, 2, 1024, 1536), (512, None), {"causal": True, "window": (300, 0)}),
     "sinks, segments and rotary": ((2, 4, 2, 256, 256), (128, 256), {"causal": True, "features": True}),
     "online": ((1, 4, 2, 256, 256), (256, 256), {"causal": True, "softmax": "online", "softcap": 9.0}),
 }

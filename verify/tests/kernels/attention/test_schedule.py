@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from flywheel.attention import kernel
-from flywheel.attention.schedule import LANE_GRID, ROW_GRID, Band, BlockKind, Schedule
+from flywheel.attention.schedule import INDEX_BITS, LANE_GRID, ROW_GRID, Band, BlockKind, Schedule
+from flywheel.attention.tiling import AttentionConfig, resolve
 
 pytestmark = pytest.mark.smoke
 
@@ -38,10 +39,26 @@ SMALL = [
 ]
 
 
+def overlapping(q_len: int, kv_len: int, block_q: int, left: int, right: int) -> Schedule:
+    """A window (bottom-right aligned) over key blocks that overlap, of the sizes that the kernel chooses."""
+    band = Band(kv_len - q_len - left, kv_len - q_len + right)
+    tiling = resolve(AttentionConfig(block_q), q_len, kv_len, band=band)
+    found = Schedule(q_len, kv_len, band, block_q, tiling.block_kv, tiling.fragment, tiling.overlap)
+    assert found.by_queries, found
+    return found
+
+
+OVERLAPPING = [
+    overlapping(*lengths, left, right)
+    for lengths in ((1024, 2048, 512), (2048, 2048, 512), (384, 2048, 384), (3072, 2560, 1024))
+    for left, right in ((0, 0), (127, 0), (255, 0), (511, 0), (300, 40), (40, 300), (700, 0))
+]
+
+
 def seen(schedule: Schedule) -> np.ndarray:
     """The definition, for every row of whole blocks (rows beyond q_len included) and every column of whole blocks."""
     row = np.arange(schedule.q_blocks * schedule.block_q)[:, None]
-    column = np.arange(schedule.kv_blocks * schedule.block_kv)[None, :]
+    column = np.arange((schedule.kv_blocks - 1) * schedule.stride + schedule.block_kv)[None, :]
     lower, upper = schedule.band
     visible = np.broadcast_to(column < schedule.kv_len, (row.size, column.size)).copy()
     if lower is not None:
@@ -64,8 +81,8 @@ def by_kind(schedule: Schedule, kind: BlockKind) -> np.ndarray:
 
 def block_of(schedule: Schedule, visible: np.ndarray, i: int, j: int) -> np.ndarray:
     """One block of the definition."""
-    q, kv = schedule.block_q, schedule.block_kv
-    return visible[i * q : (i + 1) * q, j * kv : (j + 1) * kv]
+    row, column = i * schedule.block_q, j * schedule.stride
+    return visible[row : row + schedule.block_q, column : column + schedule.block_kv]
 
 
 def test_steps_cover_every_visible_pair_once() -> None:
@@ -211,3 +228,77 @@ def test_few_bodies() -> None:
             offset = kv_len - q_len
             band = Band(None if left is None else offset - left, None if right is None else offset + right)
             assert len(Schedule(q_len, kv_len, band, 512, 512, 256).bodies) <= 14
+
+
+def test_one_of_overlapping_blocks_holds_all_that_a_query_block_sees() -> None:
+    """Every query block has one step; its key block holds every visible key and lies within the keys, also for copies.
+
+    It begins on the grid of replays' tiles, and its number fits into a packed step.
+    """
+    some = 0
+    for s in OVERLAPPING:
+        visible = seen(s)
+        assert visible.shape[1] == s.kv_len, s
+        assert [step.i for step in s.steps] == list(range(s.q_blocks)), s
+        assert s.kv_blocks <= 2**INDEX_BITS, s
+        some += s.overlap
+        for step in s.steps:
+            assert step.first, (s, step)
+            assert step.last, (s, step)
+            assert 0 <= step.j * s.stride <= s.kv_len - s.block_kv, (s, step)
+            rows = visible[step.i * s.block_q : (step.i + 1) * s.block_q]
+            assert rows.sum() == block_of(s, visible, step.i, step.j).sum(), (s, step)
+            assert (by_kind(s, s.bodies[step.body].kind) == block_of(s, visible, step.i, step.j)).all(), (s, step)
+        tiles = resolve(AttentionConfig(s.block_q), s.q_len, s.kv_len, band=s.band).replay_keys
+        assert s.stride % tiles == s.block_kv % tiles == 0, s
+    assert some, "no blocks overlap"
+
+
+def test_cells_have_every_visible_pair_once() -> None:
+    """Over the steps of a query block, a visible pair lies in one cell, and nothing of a query comes after its end.
+
+    The first cell of a query is fresh, where any is; a query that no cell finishes sees nothing.
+    """
+    for s in [*SMALL[::5], *OVERLAPPING[::3]]:
+        for _, steps in itertools.groupby(s.steps, key=lambda step: step.i):
+            finished, begun = np.zeros(s.block_q, int), np.zeros(s.block_q, bool)
+            for body in (s.bodies[step.body] for step in steps):
+                visible, times = by_kind(s, body.kind), np.zeros((s.block_q, s.block_kv + ROW_GRID), int)
+                for cell in s.cells(body, 256):
+                    rows = slice(cell.first, cell.first + cell.width)
+                    assert not finished[rows].any(), (s, cell)
+                    assert cell.fresh == ((s.by_queries or bool(s.opening)) and not begun[rows].any()), (s, cell)
+                    begun[rows] = True
+                    times[rows, cell.start : cell.start + cell.size] += 1
+                    finished[slice(*cell.done)] += 1
+                times = times[:, : s.block_kv]
+                assert (times[visible] == 1).all(), (s, body)
+                assert (times <= 1).all(), (s, body)
+                if body.last:
+                    assert (finished <= 1).all(), (s, body)
+                    assert not visible[finished == 0].any(), (s, body)
+
+
+def test_anchors_are_taken_from_keys_that_every_query_sees_one_of() -> None:
+    """Where bodies go by queries, a query's first cell has such keys, or all of its cells look for its first key."""
+    shared = adopted = 0
+    for s in [*SMALL[::5], *OVERLAPPING[::3]]:
+        if not s.by_queries:
+            continue
+        for body in s.bodies:
+            visible = by_kind(s, body.kind)
+            for _, cells in itertools.groupby(s.cells(body, 256), key=lambda cell: cell.first):
+                first, *others = cells
+                stop = first.first + first.width
+                assert not any(cell.shared is not None for cell in others), (s, body)
+                if first.shared is None:
+                    assert {cell.adopting for cell in (first, *others)} == {first.first}, (s, body)
+                    adopted += 1
+                    continue
+                assert {cell.adopting for cell in (first, *others)} == {stop}, (s, body)
+                assert first.shared % ROW_GRID == 0, (s, first)
+                assert first.start <= first.shared <= first.start + first.size - ROW_GRID, (s, first)
+                assert visible[first.first : stop, first.shared : first.shared + ROW_GRID].any(axis=1).all(), (s, first)
+                shared += 1
+    assert shared, "no cell has keys that all of its queries see"
+    assert adopted, "no cell looks for its queries' first keys"

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from flywheel.attention.generation import ABSENT, KNOWN, Hardware, hardware
+from flywheel.attention.schedule import Band
 from flywheel.attention.tiling import (
+    MOST_LOOKAHEAD,
     TABLE,
     VMEM_LIMIT,
     AttentionConfig,
@@ -65,6 +69,43 @@ def test_blocks_without_a_table() -> None:
     assert sizes.block_q < TABLE["v6e"][True].block_q
     tiling = resolve(AttentionConfig(*sizes), LONG, LONG)
     assert vmem_bytes(tiling, 256, 256) <= small.vmem_bytes
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("generation", KNOWN)
+def test_key_blocks_overlap_under_a_narrow_band(generation: str, *, wide: bool) -> None:
+    """Of one length of band to the next it is decided whether key blocks overlap; they are no longer than needed.
+
+    Only where the kernel fetches blocks, and may choose their length; they fit into VMEM at every head_dim.
+    """
+    core, n = AttentionConfig(generation=generation), 2**16
+    most = TABLE[generation][wide].block_q // 2
+    for keys, stride in ((1, 512), (1024, 512), (most, 512), (most + 1, 0)):
+        tiling = resolve(core, n, n, wide=wide, band=Band(1 - keys, 0))
+        assert tiling.block_kv - tiling.overlap == (stride or tiling.block_kv)
+        if tiling.overlap:
+            needed = tiling.block_q + keys - 1
+            assert needed <= tiling.block_kv < needed + 2 * stride
+            assert tiling.lookahead == MOST_LOOKAHEAD
+            width = 256 if wide else 128
+            assert vmem_bytes(tiling, width, width) <= min(VMEM_LIMIT, KNOWN[generation].vmem_bytes)
+    window = Band(-1023, 0)
+    assert resolve(core, n, n, wide=wide, band=window).overlap
+    plain: list[tuple[AttentionConfig, int, int, dict[str, bool]]] = [
+        (core, n, n, {"online": True}),
+        (core, n, n, {"segments": True}),
+        (dataclasses.replace(core, lookahead=1), n, n, {}),
+        (dataclasses.replace(core, block_kv=4096), n, n, {}),
+        (dataclasses.replace(core, block_q=640), 640 * 8, n, {}),
+        (core, n - 1, n, {}),
+        (core, n, n - 128, {}),
+        (core, 4096, 4096, {}),
+        (core, n, 2**23, {}),
+    ]
+    for config, q_len, kv_len, options in plain:
+        assert not resolve(config, q_len, kv_len, wide=wide, band=window, **options).overlap, (config, q_len, kv_len)
+    assert not resolve(core, n, n, wide=wide, band=Band(None, 0)).overlap
+    assert not resolve(core, n, n, wide=wide, band=Band(-1023, None)).overlap
 
 
 def test_blocks_under_a_band() -> None:
