@@ -27,33 +27,33 @@ def own_stop(plan: Plan, block: Any) -> Any:  # noqa: ANN401  traced
     return jnp.where(plan.is_padding(block), 0, plan.field(block, "stop"))
 
 
-def prepare_state(spec: GdnSpec, refs: Refs, plan: Plan, third: Place, fourth: Place) -> None:
+def prepare_state(spec: GdnSpec, refs: Refs, plan: Plan, coming: Place, last: Place) -> None:
     """Have the states that the last stage begins with, a turn ahead where the buffer is free by then.
 
     With three groups or more, a group's buffer is neither in use by the stage nor being copied out when its next tile
-    is in the second stage; with two it may be copied out, with one it is in use.
+    is a turn ahead of the last stage, `coming`; with two it may be copied out, with one it is in use.
     """
     if spec.groups <= 2:
         moves.settle(spec, refs, moves.STATE_OUT)
     ahead = spec.groups >= 2
-    early = third if ahead else fourth
+    early = coming if ahead else last
     slot = plan.block_read_slot(early.block)
 
     @pl.when(early.live & (plan.field(early.block, "is_first") == 1) & (slot >= 0))
     def _() -> None:
         moves.state_in(spec, refs, slot, early).start()
 
-    @pl.when(fourth.live & (plan.field(fourth.block, "is_first") == 1))
+    @pl.when(last.live & (plan.field(last.block, "is_first") == 1))
     def _() -> None:
-        slot = plan.block_read_slot(fourth.block)
+        slot = plan.block_read_slot(last.block)
 
         @pl.when(slot >= 0)
         def _() -> None:
-            moves.state_in(spec, refs, slot, fourth).wait()
+            moves.state_in(spec, refs, slot, last).wait()
 
         @pl.when(slot < 0)
         def _() -> None:
-            refs.s[fourth.g] = jnp.zeros(refs.s.shape[1:], jnp.float32)
+            refs.s[last.g] = jnp.zeros(refs.s.shape[1:], jnp.float32)
 
 
 def prepare_rows(spec: GdnSpec, refs: Refs, plan: Plan, place: Place) -> None:

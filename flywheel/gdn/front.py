@@ -11,7 +11,7 @@ from jax import lax
 from flywheel.gdn import moves, residual, tile
 from flywheel.gdn.edges import join_last, own_stop
 from flywheel.gdn.inverse import CHUNK, LEVELS, Cut, inverse_chain
-from flywheel.gdn.products import beside, kept, multiply, parts
+from flywheel.gdn.products import keep, kept, multiply, parts
 from flywheel.gdn.spec import HEAD_DIM, HISTORY, LANES
 from flywheel.gdn.tile import PIECES, TILE
 
@@ -46,18 +46,21 @@ def tile_gates(spec: GdnSpec, refs: Refs, plan: Plan, block: Any) -> None:  # no
             refs.words[parity, group, n * spec.values : (n + 1) * spec.values] = words[heads]
 
 
-def activate(spec: GdnSpec, refs: Refs, place: Place) -> Generator[None, None, None]:
-    """Stage 1: a channel tile at a time; values leave it multiplied by beta, keys split if they are to be."""
-    queries: list[Array] = []
-    beta = refs.gates[place.block & 1, place.g].T
+def activate(spec: GdnSpec, refs: Refs, place: Place, heads: range) -> Generator[None, None, None]:
+    """Stage 1 of some query/key heads of a step, the first of them first: a channel tile at a time.
+
+    Values leave it multiplied by beta, keys split if they are to be.
+    """
+    queries: dict[int, Array] = {}
+    beta = _columns(spec, refs, place, first=heads.start == 0)
     half = 0.5 if spec.silu else 1.0
-    for which, (column, size, at) in enumerate(spec.columns(place.g)):
+    for which, (column, size, at) in enumerate(spec.columns(place.g, heads)):
         # silu takes half of its argument, exactly.
         taps = refs.taps[:, moves.lanes(column, size)].astype(jnp.float32) * half
         bias = refs.bias[:, moves.lanes(column, size)].astype(jnp.float32) * half if spec.bias else None
-        for head in range(size // HEAD_DIM):
-            here = slice(head * HEAD_DIM, (head + 1) * HEAD_DIM)
-            where = (at // LANES + head, column + head * LANES)
+        for n, head in enumerate(heads if which < 2 else spec.values_of(heads)):
+            here = slice(n * HEAD_DIM, (n + 1) * HEAD_DIM)
+            where = (at // LANES + n, column + n * LANES)
             x = _convolved(refs, place, where, taps[:, here], None if bias is None else bias[:, here])
             z = tile.silu_of_twice(x) if spec.silu else x
             if which < 2:
@@ -66,22 +69,32 @@ def activate(spec: GdnSpec, refs: Refs, place: Place) -> Generator[None, None, N
                 if not spec.split:
                     (refs.q, refs.k)[which][place.parity, head] = z
                 elif which == 0:
-                    queries.append(z)
+                    queries[head] = z
                 else:
                     _split_keys(refs, place, head, queries[head], z)
             else:
                 refs.v[place.ring, head] = (z * beta[:, head : head + 1]).astype(refs.v.dtype)
             yield
-    for column, size, at in spec.columns(place.g):
-        kept = refs.x[place.block & 1, TILE - HISTORY :, moves.lanes(column, size)]
-        refs.history[place.g, :, at : at + size] = kept
+    for column, size, at in spec.columns(place.g, heads):
+        last = refs.x[place.block & 1, TILE - HISTORY :, moves.lanes(column, size)]
+        refs.history[place.g, :, at : at + size] = last
+
+
+def _columns(spec: GdnSpec, refs: Refs, place: Place, *, first: bool) -> Array:
+    """A step's gates with tokens on sublanes: with pairs turned once, by the `first` that asks."""
+    if not spec.split:
+        return refs.gates[place.block & 1, place.g].T
+    if first:
+        refs.columns[place.ring] = refs.gates[place.block & 1, place.g].T
+    return refs.columns[place.ring]
 
 
 def _split_keys(refs: Refs, place: Place, head: int, q: Array, k: Array) -> None:
     found, k_t = residual.split_keys(q, k)
-    refs.k_t[place.parity, head] = k_t
+    keep(refs.k_t.at[place.parity, head], k_t)
+    keep(refs.k_t_chunks.at[place.ring, head], found.k_t)
     for c in range(2):
-        refs.k_q[place.ring, head, c], refs.k_t_chunks[place.ring, head, c] = found.k_q[c], found.k_t[c]
+        keep(refs.k_q.at[place.ring, head, c], found.k_q[c])
 
 
 def _convolved(refs: Refs, place: Place, where: tuple[int, Any], taps: Array, bias: Array | None) -> Array:
@@ -99,38 +112,35 @@ def _convolved(refs: Refs, place: Place, where: tuple[int, Any], taps: Array, bi
     return tile.convolve(aged, taps, bias)
 
 
-def prepare(spec: GdnSpec, refs: Refs, place: Place) -> Generator[None, None, None]:
-    """Stage 2: scores, gates and operands, a value head at a time after what they share."""
-    for n in range(spec.group):
+def prepare(spec: GdnSpec, refs: Refs, place: Place, heads: range) -> Generator[None, None, None]:
+    """Stage 2 of some query/key heads: scores, gates and operands, a value head at a time after what they share."""
+    for n in heads:
         if spec.split:
-            k_q = tuple(refs.k_q[place.ring, n, c] for c in range(2))
-            refs.a_kk[n], refs.a_qk[n] = residual.key_head(k_q, refs.k_t[place.parity, n])
+            k_q = tuple(kept(refs.k_q.at[place.ring, n, c]) for c in range(2))
+            refs.a_kk[n], refs.a_qk[n] = residual.key_head(k_q, kept(refs.k_t.at[place.parity, n]))
         else:
             head = tile.key_head(refs.q[place.parity, n], refs.k[place.parity, n])
             refs.k_t[n], refs.a_kk[n], refs.a_qk[n] = head.k_t, head.a, head.scores
-    columns = refs.gates[place.block & 1, place.g].T
-    if spec.split:
-        refs.columns[place.ring] = columns
-    segments = _segments(spec, refs, place)
+    columns, values = _columns(spec, refs, place, first=False), spec.values_of(heads)
+    segments = _segments(spec, refs, place, values)
     yield
-    for n in range(spec.values):
+    for at, n in enumerate(values):
         own = tuple(columns[:, m * spec.values + n : m * spec.values + n + 1] for m in range(spec.gates))
-        of_segment = segments[n * CHUNK : (n + 1) * CHUNK]
+        of_segment = segments[at * CHUNK : (at + 1) * CHUNK]
         cut = (_prepare_split if spec.split else _prepare_single)(spec, refs, place, n, own, of_segment)
         refs.base[n] = cut.base
         for level, part in enumerate(cut.added):
-            refs.added[n, level] = beside(part)
+            keep(refs.added.at[n, level], part)
         if spec.split:
-            refs.small[n] = beside(cut.small)
+            keep(refs.small.at[n], cut.small)
         yield
 
 
-def _segments(spec: GdnSpec, refs: Refs, place: Place) -> Array:
-    """Sums of log-decays of all value heads of a step, below one another."""
-    mask, words, values = tile.up_to_row(), refs.words.at[place.block & 1, place.g], spec.values
+def _segments(spec: GdnSpec, refs: Refs, place: Place, values: range) -> Array:
+    """Sums of log-decays of some value heads of a step, below one another."""
+    mask, words, step = tile.up_to_row(), refs.words.at[place.block & 1, place.g], spec.values
     rows = [
-        tile.segment_rows(tuple(words[p * values + n : p * values + n + 1] for p in range(PIECES)), mask)
-        for n in range(values)
+        tile.segment_rows(tuple(words[p * step + n : p * step + n + 1] for p in range(PIECES)), mask) for n in values
     ]
     return multiply(jnp.concatenate(rows, axis=0), tile.segment_weights())
 
@@ -157,14 +167,14 @@ def _prepare_split(spec: GdnSpec, refs: Refs, place: Place, n: int, columns: tup
     return lower
 
 
-def solve(spec: GdnSpec, refs: Refs) -> list[Generator[None, None, None]]:
-    """Stage 3: the inverse, a chain per value head."""
+def solve(spec: GdnSpec, refs: Refs, heads: range) -> list[Generator[None, None, None]]:
+    """Stage 3 of some query/key heads: the inverse, a chain per value head."""
 
     def chain(n: int) -> Generator[None, None, None]:
-        added = tuple(kept(refs.added[n, level], spec.precision) for level in range(len(LEVELS) - 1))
+        added = tuple(kept(refs.added.at[n, level]) for level in range(len(LEVELS) - 1))
         base = refs.base[n]
-        small = kept(refs.small[n], spec.precision) if spec.split else parts(base, spec.precision)
+        small = kept(refs.small.at[n]) if spec.split else parts(base, spec.precision)
         x = parts((yield from inverse_chain(Cut(base, small, added), spec.precision)), spec.precision)
-        refs.inverse[n] = beside(residual.short(x) if spec.split else x)
+        keep(refs.inverse.at[n], residual.short(x) if spec.split else x)
 
-    return [chain(n) for n in range(spec.values)]
+    return [chain(n) for n in spec.values_of(heads)]

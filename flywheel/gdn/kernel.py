@@ -1,4 +1,4 @@
-"""The fused kernel: one loop over steps, each turn of which works on four steps' data at once.
+"""The fused kernel: one loop over steps, each turn of which works on several steps' data at once.
 
 A step is a tile of 128 tokens and a group of heads.  Its work goes through four stages, one per turn of the loop:
 
@@ -10,6 +10,10 @@ A step is a tile of 128 tokens and a group of heads.  Its work goes through four
 They are independent of each other, so that one stage's vector work fills the other stages' waits for products; all
 stand in one block of straight code, their emission interleaved.  Around it are scalar code and rare branches: copies in
 and out (`moves`), first and last tiles of sequences (`edges`), a tile's gates.
+
+With hi/lo operands a turn is two waves in the same block, each of which takes half of the heads through every stage:
+what the first has left to do when its last products are issued lies beside the second's first.  A step then is under
+way for three turns instead of four.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ from flywheel.gdn.tiling import VMEM_LIMIT
 from flywheel.packing import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Sequence
+    from collections.abc import Callable, Generator, Sequence
 
     from jax import Array
 
@@ -54,10 +58,10 @@ class Operands(NamedTuple):
 
 
 def _step(spec: GdnSpec, refs: Refs, plan: Plan, places: tuple[Place, ...]) -> None:
-    """One turn of the loop: `places` are those of the four stages."""
-    first, second, third, fourth = places
+    """One turn of the loop: `places` are those of the steps under way, the newest first."""
+    first, ahead, last = places[0], places[-2], places[-1]
 
-    edges.prepare_state(spec, refs, plan, third, fourth)
+    edges.prepare_state(spec, refs, plan, ahead, last)
 
     @pl.when(first.live)
     def _() -> None:
@@ -72,34 +76,88 @@ def _step(spec: GdnSpec, refs: Refs, plan: Plan, places: tuple[Place, ...]) -> N
 
         edges.prepare_rows(spec, refs, plan, first)
 
-    interleave(_tracks(spec, refs, first, second, fourth))
+    if spec.split:
+        _split_turn(spec, refs, *places)
+    else:
+        interleave(_tracks(spec, refs, *places))
 
     @pl.when(first.live)
     def _() -> None:
         edges.keep_rows(spec, refs, plan, first)
 
-    @pl.when(fourth.live)
+    @pl.when(last.live)
     def _() -> None:
-        edges.finish(spec, refs, plan, fourth)
+        edges.finish(spec, refs, plan, last)
 
 
-def _tracks(spec: GdnSpec, refs: Refs, first: Place, second: Place, fourth: Place) -> list[Track]:
+def _tracks(spec: GdnSpec, refs: Refs, first: Place, second: Place, _: Place, fourth: Place) -> list[Track]:
     """The stages' pieces over the nine rounds of the third stage, whose chains are the longest.
 
     Found by the schedule: the matrix unit takes products in the order of their emission, so that those of the second
     stage, which wait for much vector work, come last; the first stage has none and fills the start.
     docs/gdn-kernel.md has the figures.
     """
-    if spec.split:
-        states = Track([_split_states(spec, refs, fourth, h) for h in range(spec.group)], 7, 0, 7)
-    else:
-        states = Track([_state(spec, refs, fourth, head) for head in range(spec.values)], 6, 0, 5)
+    heads = range(spec.group)
     return [
-        Track(front.solve(spec, refs), 9, 0, 8),
-        states,
-        Track([front.prepare(spec, refs, second)], spec.values + 2, 6, 8),
-        Track([front.activate(spec, refs, first)], spec.channels + 1, *((2, 4) if spec.split else (0, 2))),
+        Track(front.solve(spec, refs, heads), 9, 0, 8),
+        Track([_state(spec, refs, fourth, head) for head in range(spec.values)], 6, 0, 5),
+        Track([front.prepare(spec, refs, second, heads)], spec.values + 2, 6, 8),
+        Track([front.activate(spec, refs, first, heads)], spec.channels + 1, 0, 2),
     ]
+
+
+def _split_turn(spec: GdnSpec, refs: Refs, first: Place, second: Place, third: Place) -> None:
+    """With pairs: two waves of eighteen rounds, and the halves of a step's heads.
+
+    The first half of step n is prepared in the second wave, solved in that of the next turn, and its states go on in
+    the first wave of the turn after.  The second half is prepared and solved in the first waves of the next two turns,
+    and its states go on in the second.  Memory is read before it is written anew: a half's inverses begin before the
+    next step is prepared, and its states before the next inverses end.  Rounds are found by the schedule
+    (docs/gdn-kernel.md): vector work of the first stage, which waits for nothing, lies where few products are issued.
+
+    The first turn has nothing to solve and the last one nothing to begin: they have blocks of their own.
+    """
+    early, late = spec.halves
+
+    def activate(heads: range, rounds: tuple[int, int]) -> Track:
+        pieces = 2 * len(heads) + len(spec.values_of(heads)) + 1
+        return Track([front.activate(spec, refs, first, heads)], pieces, *rounds)
+
+    def prepare(heads: range, rounds: tuple[int, int]) -> Track:
+        place = first if heads == early else second
+        return Track([front.prepare(spec, refs, place, heads)], len(spec.values_of(heads)) + 2, *rounds)
+
+    def solve(heads: range, rounds: tuple[int, int]) -> Track:
+        return Track(front.solve(spec, refs, heads), 9, *rounds)
+
+    def states(heads: range, rounds: tuple[int, int]) -> Track:
+        return Track([_split_states(spec, refs, third, h) for h in heads], 7, *rounds)
+
+    def emit(*emitted: tuple[Callable[[range, tuple[int, int]], Track], range, tuple[int, int]]) -> None:
+        interleave([stage(heads, rounds) for stage, heads, rounds in emitted if heads])
+
+    begins, ends = first.live & ~second.live, third.live & ~second.live
+
+    @pl.when(begins)
+    def _() -> None:
+        emit((activate, early, (0, 17)), (activate, late, (18, 35)), (prepare, early, (18, 35)))
+
+    @pl.when(ends)
+    def _() -> None:
+        emit((solve, late, (0, 17)), (states, early, (0, 15)), (states, late, (18, 33)))
+
+    @pl.when(~(begins | ends))
+    def _() -> None:
+        emit(
+            (solve, late, (0, 17)),
+            (states, early, (0, 15)),
+            (activate, early, (8, 21)),
+            (prepare, late, (12, 17)),
+            (solve, early, (18, 35)),
+            (states, late, (18, 33)),
+            (prepare, early, (30, 35)),
+            (activate, late, (22, 35)),
+        )
 
 
 def _held(spec: GdnSpec, refs: Refs, place: Place, head: int) -> State:
@@ -120,7 +178,7 @@ def _put(spec: GdnSpec, refs: Refs, place: Place, head: int, outs: Sequence[Arra
 
 def _state(spec: GdnSpec, refs: Refs, place: Place, head: int) -> Generator[None, None, None]:
     found = Front(
-        refs.inverse[head],
+        refs.inverse[head, 0],
         refs.v[place.ring, head],
         refs.keys[place.ring, head],
         refs.read[place.ring, head],
@@ -133,17 +191,19 @@ def _state(spec: GdnSpec, refs: Refs, place: Place, head: int) -> Generator[None
 
 def _split_states(spec: GdnSpec, refs: Refs, place: Place, h: int) -> Generator[None, None, None]:
     """With hi/lo operands, the value heads of a query/key head together."""
-    heads = range(h * spec.per_key, (h + 1) * spec.per_key)
+    heads = spec.values_of(range(h, h + 1))
     columns = refs.columns[place.ring]
 
     def brought(head: int) -> residual.Residuals:
         own = tuple(columns[:, m * spec.values + head : m * spec.values + head + 1] for m in range(1, spec.gates))
-        first, second = kept(refs.inverse[head], spec.precision)
+        first, second = kept(refs.inverse.at[head])
         return residual.Residuals((first, second), refs.v[place.ring, head], refs.scores[place.ring, head], own)
 
-    k_q, k_t = ((ref[place.ring, h, 0], ref[place.ring, h, 1]) for ref in (refs.k_q, refs.k_t_chunks))
+    k_q = tuple(kept(refs.k_q.at[place.ring, h, c]) for c in range(2))
+    first, second = kept(refs.k_t_chunks.at[place.ring, h])
+    keys = residual.Keys(k_q, (first, second))
     states = [_held(spec, refs, place, head) for head in heads]
-    outs = yield from residual.residual_chain([brought(head) for head in heads], states, residual.Keys(k_q, k_t))
+    outs = yield from residual.residual_chain([brought(head) for head in heads], states, keys)
     for head, out in zip(heads, outs, strict=True):
         _put(spec, refs, place, head, (out[:CHUNK], out[CHUNK:]))
 
@@ -165,15 +225,15 @@ def _kernel(spec: GdnSpec, names: tuple[str, ...], *refs_in_order: Any) -> None:
         moves.fetch(spec, refs, plan, jnp.int32(0), start=True)
 
     def turn(n: Any, indices: tuple[Any, ...]) -> tuple[Any, ...]:  # noqa: ANN401
-        """`indices`: block and group of steps n, n - 1, n - 2, n - 3."""
-        places = tuple(place(n - age, *indices[2 * age : 2 * age + 2]) for age in range(4))
+        """`indices`: block and group of the steps under way, n, n - 1 and so on."""
+        places = tuple(place(n - age, *indices[2 * age : 2 * age + 2]) for age in range(spec.depth))
         _step(spec, refs, plan, places)
         block, g = indices[:2]
         wraps = g + 1 == groups
         return jnp.where(wraps, block + 1, block), jnp.where(wraps, 0, g + 1), *indices[:-2]
 
     zero = jnp.int32(0)
-    lax.fori_loop(0, jnp.where(total > 0, total + 3, 0), turn, (zero,) * 8)
+    lax.fori_loop(0, jnp.where(total > 0, total + spec.depth - 1, 0), turn, (zero,) * (2 * spec.depth))
     moves.end(spec, refs)
 
 
@@ -188,24 +248,28 @@ def _single_scratch(spec: GdnSpec) -> dict[str, Any]:
         "read": pltpu.VMEM((RING, v, TILE, HEAD_DIM), bf16),
         "writes": pltpu.VMEM((RING, v, CHUNK + HEAD_DIM, TILE), bf16),
         "decay": pltpu.VMEM((RING, v, 8, HEAD_DIM), fp32),
+        "added": pltpu.VMEM((v, len(LEVELS) - 1, 1, CHUNK, TILE), bf16),
+        "inverse": pltpu.VMEM((v, 1, CHUNK, TILE), bf16),
     }
 
 
 def _split_scratch(spec: GdnSpec) -> dict[str, Any]:
-    v, kq, parts, fp32, bf16 = spec.values, spec.group, spec.parts, jnp.float32, jnp.bfloat16
+    v, kq, parts, fp32, bf16, pairs = spec.values, spec.group, spec.parts, jnp.float32, jnp.bfloat16, jnp.int32
     return {
         "v": pltpu.VMEM((RING, v, TILE, HEAD_DIM), fp32),
-        "k_t": pltpu.VMEM((2, kq, HEAD_DIM, parts * TILE), bf16),
-        "small": pltpu.VMEM((v, CHUNK, parts * TILE), bf16),
-        "k_q": pltpu.VMEM((RING, kq, 2, TILE, parts * HEAD_DIM), bf16),
-        "k_t_chunks": pltpu.VMEM((RING, kq, 2, HEAD_DIM, TILE), bf16),
+        "k_t": pltpu.VMEM((2, kq, parts, HEAD_DIM // 2, TILE), pairs),
+        "small": pltpu.VMEM((v, parts, CHUNK // 2, TILE), pairs),
+        "k_q": pltpu.VMEM((RING, kq, 2, parts, TILE // 2, HEAD_DIM), pairs),
+        "k_t_chunks": pltpu.VMEM((RING, kq, 2, HEAD_DIM // 2, TILE), pairs),
         "scores": pltpu.VMEM((RING, v, CHUNK, TILE), bf16),
         "columns": pltpu.VMEM((RING, TILE, spec.gate_rows), fp32),
+        "added": pltpu.VMEM((v, len(LEVELS) - 1, parts, CHUNK // 2, TILE), pairs),
+        "inverse": pltpu.VMEM((v, parts, CHUNK // 2, TILE), pairs),
     }
 
 
 def _scratch(spec: GdnSpec, operands: Operands) -> dict[str, Any]:
-    v, kq, lanes, parts = spec.values, spec.group, spec.channels * HEAD_DIM, spec.parts
+    v, kq, lanes = spec.values, spec.group, spec.channels * HEAD_DIM
     dim = operands.qkv.shape[1]
     fp32, bf16 = jnp.float32, jnp.bfloat16
     return {
@@ -226,8 +290,6 @@ def _scratch(spec: GdnSpec, operands: Operands) -> dict[str, Any]:
         "a_kk": pltpu.VMEM((kq, CHUNK, TILE), fp32),
         "a_qk": pltpu.VMEM((kq, CHUNK, TILE), fp32),
         "base": pltpu.VMEM((v, CHUNK, TILE), fp32),
-        "added": pltpu.VMEM((v, len(LEVELS) - 1, CHUNK, parts * TILE), bf16),
-        "inverse": pltpu.VMEM((v, CHUNK, parts * TILE), bf16),
         "s": pltpu.VMEM((spec.groups + 1, v, HEAD_DIM, HEAD_DIM), fp32),
         "o": pltpu.VMEM((2, TILE, spec.n_v * HEAD_DIM), bf16),
         "o_last": pltpu.VMEM((2, GROUP, spec.n_v * HEAD_DIM), bf16),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.pallas import tpu as pltpu
 
 if TYPE_CHECKING:
     from jax import Array
@@ -50,13 +51,23 @@ def parts(x: Float[Array, "*shape"], precision: Precision) -> Parts:
 
 
 def beside(x: Parts) -> BFloat16[Array, "m n_parts_k"]:
-    """Parts side by side on lanes, as they are kept, and as they stream through the matrix unit."""
+    """Parts side by side on lanes, as they stream through the matrix unit."""
     return jnp.concatenate(x, axis=1)
 
 
-def kept(x: BFloat16[Array, "m n_parts_k"], precision: Precision) -> Parts:
-    """The parts that `beside` joined."""
-    return tuple(jnp.split(x, PARTS[precision], axis=1))
+def keep(ref: Any, x: Parts) -> None:  # noqa: ANN401
+    """Store parts in a ref of BF16, or of 32-bit words that hold two rows each, a part per first index.
+
+    Parts made by operations on such words fill whole register tiles; BF16 memory would take them in halves.
+    """
+    for n, part in enumerate(x):
+        ref[n] = part if ref.dtype == part.dtype else pltpu.bitcast(part, ref.dtype)
+
+
+def kept(ref: Any) -> Parts:  # noqa: ANN401
+    """What `keep` stored."""
+    found = (ref[n] for n in range(ref.shape[0]))
+    return tuple(x if x.dtype == jnp.bfloat16 else pltpu.bitcast(x, jnp.bfloat16) for x in found)
 
 
 def stack(x: Parts, y: Parts, axis: int) -> Parts:

@@ -59,28 +59,27 @@ class Keys(NamedTuple):
     """What the value heads of one query/key head share, per chunk.
 
     Attributes:
-        k_q: [k_hi k_lo; q 0].
+        k_q: [k_hi; q] and [k_lo; 0].
         k_t: k^T, `short`.
     """
 
-    k_q: tuple[BFloat16[Array, "128 256"], ...]
+    k_q: tuple[Parts, ...]
     k_t: Short
 
 
-def split_keys(q: Float32[Array, "128 d_k"], k: Float32[Array, "128 d_k"]) -> tuple[Keys, BFloat16[Array, "d_k 256"]]:
-    """What the value heads share, and the parts of k^T side by side."""
+def split_keys(q: Float32[Array, "128 d_k"], k: Float32[Array, "128 d_k"]) -> tuple[Keys, Parts]:
+    """What the value heads share, and the parts of k^T."""
     of_k, of_k_t, of_q = parts(k, "bf16x3"), parts(k.T, "bf16x3"), q.astype(jnp.bfloat16)
     of_q = (of_q, jnp.zeros_like(of_q))
     chunks = (slice(c * CHUNK, (c + 1) * CHUNK) for c in range(2))
-    k_q = tuple(beside(stack(tuple(x[here] for x in of_k), tuple(x[here] for x in of_q), axis=0)) for here in chunks)
-    return Keys(k_q, short(of_k_t)), beside(of_k_t)
+    k_q = tuple(stack(tuple(x[here] for x in of_k), tuple(x[here] for x in of_q), axis=0) for here in chunks)
+    return Keys(k_q, short(of_k_t)), of_k_t
 
 
-def key_head(
-    k_q: tuple[BFloat16[Array, "128 256"], ...], k_t: BFloat16[Array, "d_k 256"]
-) -> tuple[Float32[Array, "64 128"], Float32[Array, "64 128"]]:
+def key_head(k_q: tuple[Parts, ...], k_t: Parts) -> tuple[Float32[Array, "64 128"], Float32[Array, "64 128"]]:
     """k k^T, and tril(q k^T) with single operands, chunks side by side."""
-    found = multiply(jnp.concatenate(k_q, axis=0), jnp.concatenate([k_t, k_t], axis=0))
+    pushed = beside(k_t)
+    found = multiply(beside(stack(*k_q, axis=0)), jnp.concatenate([pushed, pushed], axis=0))
     of_high, of_low = jnp.split(found, 2, axis=1)
     (k_0, q_0, k_1, q_1), (low_0, _, low_1, _) = (jnp.split(x, 4, axis=0) for x in (of_high, of_low))
     row, column = places(TILE)
@@ -117,10 +116,10 @@ class Residuals(NamedTuple):
     columns: tuple[Float32[Array, "128 1"], ...]
 
 
-def predict(k_q: BFloat16[Array, "128 256"], state: Parts) -> tuple[Float32[Array, "64 d_v"], Float32[Array, "64 d_v"]]:
+def predict(k_q: Parts, state: Parts) -> tuple[Float32[Array, "64 d_v"], Float32[Array, "64 d_v"]]:
     """k S, and q S with single operands."""
     pushed = beside(state)
-    found = multiply(k_q, jnp.concatenate([pushed, pushed], axis=0))
+    found = multiply(beside(k_q), jnp.concatenate([pushed, pushed], axis=0))
     of_high, of_low = jnp.split(found, 2, axis=1)
     return of_high[:CHUNK] + of_low[:CHUNK], of_high[CHUNK:]
 

@@ -22,7 +22,8 @@ HISTORY = 16
 
 
 RING = 4
-"""Buffers of what the first two stages leave for the fourth: the first writes it three turns before that reads it."""
+"""Buffers of what the first two stages leave for the fourth: at most three turns lie between, and of a power of two of
+buffers the index is a mask."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +79,21 @@ class GdnSpec:
         return self.parts > 1
 
     @property
+    def depth(self) -> int:
+        """Turns of the loop that a step goes through; with pairs it does so in halves."""
+        return 3 if self.split else 4
+
+    @property
+    def halves(self) -> tuple[range, range]:
+        """Query/key heads of a step in halves; the second of one head is empty."""
+        middle = -(-self.group // 2)
+        return range(middle), range(middle, self.group)
+
+    def values_of(self, heads: range) -> range:
+        """Value heads of query/key heads of a step."""
+        return range(heads.start * self.per_key, heads.stop * self.per_key)
+
+    @property
     def per_key(self) -> int:
         """Value heads of a query/key head."""
         return self.n_v // self.n_kq
@@ -102,13 +118,21 @@ class GdnSpec:
         """BF16 numbers that stand for one number of a product's operand."""
         return PARTS[self.precision]
 
-    def columns(self, g: Any) -> tuple[tuple[Any, int, int], ...]:  # noqa: ANN401  int32, maybe traced
-        """Where a group's queries, keys and values stand in qkv: (first column, columns, first column in the step)."""
+    def columns(self, g: Any, heads: range | None = None) -> tuple[tuple[Any, int, int], ...]:  # noqa: ANN401  traced
+        """Where a group's queries, keys and values stand in qkv: (first column, columns, first column in the step).
+
+        `heads`: of these of the group's query/key heads alone.
+        """
+        heads = range(self.group) if heads is None else heads
         q, v = self.group * HEAD_DIM, self.values * HEAD_DIM
-        return (
-            (g * q, q, 0),
-            (self.n_kq * HEAD_DIM + g * q, q, q),
-            (2 * self.n_kq * HEAD_DIM + g * v, v, 2 * q),
+        wholes = (
+            (g * q, 0, heads),
+            (self.n_kq * HEAD_DIM + g * q, q, heads),
+            (2 * self.n_kq * HEAD_DIM + g * v, 2 * q, self.values_of(heads)),
+        )
+        return tuple(
+            (column + own.start * HEAD_DIM, len(own) * HEAD_DIM, at + own.start * HEAD_DIM)
+            for column, at, own in wholes
         )
 
     def channel_columns(self, g: Any) -> list[Any]:  # noqa: ANN401  int32, maybe traced
@@ -141,10 +165,12 @@ class Refs(NamedTuple):
         gate_logits: beta and log-decays of a tile.
         gates, words: per block parity and group.
         k_t, a_kk, a_qk: `tile.Head` by query/key head, within the second stage; with pairs k_t comes from the first.
-        base, small, added: `inverse.Cut` by value head: from the second stage to the third; small with pairs.
+        base, small, added: `inverse.Cut` by value head: from the second stage to the third; small with pairs. Pairs are
+            kept as words (`products.keep`), here and in what follows.
         keys, read, writes, decay: of `tile.Prepared` what the fourth stage takes, in a ring; None with pairs.
         k_q, k_t_chunks: `residual.Keys` by query/key head, from the first stage to the fourth, in a ring; with pairs.
-        scores, columns: of `residual.Residuals`, from the second stage to the fourth, in a ring; with pairs.
+        scores: of `residual.Residuals`, from the second stage to the fourth, in a ring; with pairs.
+        columns: a step's gates, a column each: from the first stage to the others, in a ring; with pairs.
         inverse: X by value head: from the third stage to the fourth.
         s: states by group and value head; the last group is nobody's.
         o: outputs, by block parity.

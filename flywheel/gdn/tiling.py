@@ -10,8 +10,9 @@ if TYPE_CHECKING:
 VMEM_LIMIT = 56 * 2**20
 """Bytes that a call may take: the smallest supported core (v7x) has 64 MiB, of which the compiler needs some itself."""
 
-MOST_VALUES: dict[Precision, int] = {"bf16": 12, "bf16x3": 8}
-"""Value heads of a step: chains enough to fill each other's waits, and few steps; more would spill more."""
+MOST_VALUES: dict[Precision, int] = {"bf16": 12, "bf16x3": 16}
+"""Value heads of a step: chains enough to fill each other's waits, and few steps; more would spill more.  With pairs
+they are taken in two halves."""
 
 
 def group_of(n_kq: int, n_v: int, precision: Precision) -> int:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[3]
 _FRAGMENT, _KIND, _VISITED = schedule.Schedule._fragment, schedule.Schedule.kind, schedule.Schedule.visited
+_SEEN, _SHARED = schedule.Schedule._seen, schedule.Schedule._shared
 _PIECES, _WITHIN = schedule.Schedule.pieces, schedule.BlockKind.within
 _THROUGH, _ADVANCE = gdn_contract._Carried.through, gdn_contract._Carried.advance
 BY_NAME = {lemma.name: lemma for lemma in catalogue.LEMMAS}
@@ -246,6 +247,20 @@ def _bare_piece(
     )
 
 
+def _one_key_too_few(self: schedule.Schedule, kind: schedule.BlockKind, first: int, width: int) -> tuple[int, int]:
+    begin, end = _SEEN(self, kind, first, width)
+    return begin, end - 1
+
+
+def _keys_that_some_see(self: schedule.Schedule, kind: schedule.BlockKind, first: int, width: int) -> int | None:
+    return _SHARED(self, kind, first, width - 1)
+
+
+def _next_of_overlapping(self: schedule.Schedule, i: int) -> tuple[int, ...]:
+    visited = _VISITED(self, i)
+    return tuple(j + 1 for j in visited) if self.overlap > 0 else visited
+
+
 @pytest.mark.parametrize(
     ("method", "broken", "symbolic"),
     [
@@ -258,6 +273,11 @@ def _bare_piece(
         ("visited", _first_block_left_out, False),
         ("kind", _edge_skipped, True),
         ("kind", _edge_skipped, False),
+        ("_seen", _one_key_too_few, True),
+        ("_seen", _one_key_too_few, False),
+        ("_shared", _keys_that_some_see, True),
+        ("visited", _next_of_overlapping, True),
+        ("visited", _next_of_overlapping, False),
     ],
 )
 def test_faulty_schedule_is_refuted(
@@ -272,6 +292,8 @@ def test_faulty_schedule_is_refuted(
         monkeypatch.setattr(tiles, "_kinds_are_right", int)
         monkeypatch.setattr(tiles, "_masks_are_right", int)
         monkeypatch.setattr(tiles, "_fragments_are_right", int)
+        monkeypatch.setattr(tiles, "_overlapping_blocks_hold_all", int)
+        monkeypatch.setattr(tiles, "_cells_are_right", int)
     assert not examine(BY_NAME["tile_skipping"]).holds
 
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 from flywheel.gdn import residual, tile
 from flywheel.gdn.products import (
     Track,
-    beside,
     dot,
     dot_shared,
     dot_short,
     interleave,
+    keep,
     kept,
     lockstep,
     multiply,
@@ -236,20 +239,38 @@ def test_a_small_residual_beside_a_large_state() -> None:
 
 
 def test_hi_lo_operands() -> None:
-    """hi + lo holds 16 bits, kept parts come back as they were, and a product errs by its operands and sums alone."""
+    """hi + lo holds 16 bits, and a product errs by its operands and sums alone."""
     rng = np.random.default_rng(2)
     x, y = (rng.standard_normal((16, 16)).astype(np.float32) for _ in range(2))
     high, low = (np.asarray(part, np.float64) for part in split(jnp.asarray(x)))
     assert (np.abs(high + low - x) <= SPLIT_UNIT * np.abs(x)).all()
     of_x, of_y = (parts(jnp.asarray(z), "bf16x3") for z in (x, y))
-    for a, b in zip(kept(beside(of_x), "bf16x3"), of_x, strict=True):
-        assert np.array_equal(a, b)
     found = np.asarray(dot(of_x, of_y), np.float64)
     # Both operands off by SPLIT_UNIT; the low columns' sum joins the high ones'.
     room = (2.0 * SPLIT_UNIT + SPLIT_UNIT**2 + np.expm1(33 * U)) * (np.abs(x) @ np.abs(y).astype(np.float64))
     assert (np.abs(found - x.astype(np.float64) @ y) <= room).all()
     two = stack(of_x, of_y, axis=0)
     assert np.array_equal(dot(two, of_y)[:16], dot(of_x, of_y))
+
+
+@pytest.mark.parametrize("memory", [((16, 128), jnp.bfloat16), ((8, 128), jnp.int32)])
+def test_kept_parts_come_back_as_they_were(memory: tuple[tuple[int, int], Any]) -> None:
+    """In memory of BF16, and of 32-bit words."""
+
+    def kernel(x: Any, high: Any, low: Any, ref: Any) -> None:
+        keep(ref, split(x[...]))
+        high[...], low[...] = kept(ref)
+
+    x = np.random.default_rng(4).standard_normal((16, 128)).astype(np.float32)
+    shape, dtype = memory
+    found = pl.pallas_call(
+        kernel,
+        out_shape=[jax.ShapeDtypeStruct(x.shape, jnp.bfloat16)] * 2,
+        scratch_shapes=[pltpu.VMEM((2, *shape), dtype)],
+        interpret=True,
+    )(x)
+    for a, b in zip(found, split(jnp.asarray(x)), strict=True):
+        assert np.array_equal(a, b)
 
 
 @pytest.mark.parametrize("rows", [48, 64])

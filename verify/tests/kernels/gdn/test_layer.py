@@ -243,6 +243,17 @@ def test_heads_and_widths(heads: tuple[int, int, int, int], width: int) -> None:
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize(
+    ("heads", "lengths"),
+    [((2, 2, 128, 128), (5,)), ((3, 9, 128, 128), (130, 20)), ((12, 36, 128, 128), (3, 130))],
+)
+def test_halves_of_heads(heads: tuple[int, int, int, int], lengths: tuple[int, ...]) -> None:
+    """Pairs in halves of heads: equal ones and not, calls of one step and of more, of one group and of three."""
+    case = GdnCase("random", "up to 1", "mild", seed=2, lengths=lengths, heads=heads)
+    accepted(judge_gdn_subject(SPLIT_MODE, case.layer()))
+
+
+@pytest.mark.deep
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("heads", [(1, 2, 128, 128), (2, 6, 128, 128), (6, 18, 128, 128)])
 def test_with_races_and_poisoned_memory(precision: str, heads: tuple[int, int, int, int]) -> None:

@@ -174,9 +174,9 @@ def test_list_of_tiles_is_that_of_the_packing(bounds: tuple[int, ...]) -> None:
 
 @pytest.mark.parametrize(
     ("n_kq", "n_v", "group", "split"),
-    [(16, 48, 4, 2), (16, 32, 4, 4), (1, 2, 1, 1), (2, 2, 2, 2), (6, 18, 3, 2), (1, 24, 1, 1)],
+    [(16, 48, 4, 4), (16, 32, 4, 8), (1, 2, 1, 1), (2, 2, 2, 2), (6, 18, 3, 3), (1, 24, 1, 1)],
 )
 def test_heads_of_a_step(n_kq: int, n_v: int, group: int, split: int) -> None:
-    """A step takes a divisor of the query/key heads: at most 12 value heads, 8 in hi/lo, or one key head's."""
+    """A step takes a divisor of the query/key heads: at most 12 value heads, 16 in hi/lo, or one key head's."""
     assert group_of(n_kq, n_v, "bf16") == group
     assert group_of(n_kq, n_v, "bf16x3") == split
