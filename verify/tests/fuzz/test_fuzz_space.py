@@ -10,7 +10,8 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from flywheel.attention import block, schedule, spec
-from fuzz.attention.buckets import ANCHOR_KEYS, BUCKETS, Bucket
+from flywheel.attention.tiling import AttentionConfig, resolve
+from fuzz.attention.buckets import ANCHOR_KEYS, BUCKETS, MASK_BUCKETS, REPLAY_BUCKETS, Bucket
 from fuzz.attention.space import SIZES, SUBNORMALS, Plant, Tokens, anchor_cases, one_token, plant_edits, sizes
 from verify.attention.adversarial import FLYWHEEL_LIMIT, LARGEST_BF16, bf16_parts
 from verify.attention.cases import AttentionCase, Edit
@@ -271,3 +272,21 @@ def test_a_bucket_weaves_its_fragments() -> None:
     found = schedule.Schedule(bucket.q_len, bucket.kv_len, schedule.Band(None, upper), *bucket.config)
     last = [body for body in found.bodies if body.last]
     assert any(len(found.fragments(body.kind)) > block.MOST_BEHIND + 1 for body in last)
+
+
+@pytest.mark.parametrize(
+    "bucket",
+    [MASK_BUCKETS["window-overlapping-1024x1536-d64"], REPLAY_BUCKETS["1024x1536-d64-overlapping"]],
+    ids=lambda bucket: bucket.name,
+)
+def test_buckets_whose_key_blocks_overlap(bucket: Bucket) -> None:
+    """The kernel makes such blocks where it chooses their length; each query block then has one step."""
+    assert bucket.window is not None
+    left, _ = bucket.window
+    offset = bucket.kv_len - bucket.q_len
+    band = schedule.Band(offset - (left or 0), offset)
+    found = resolve(AttentionConfig(bucket.config[0]), bucket.q_len, bucket.kv_len, band=band)
+    assert found.overlap > 0
+    blocks = (found.block_q, found.block_kv, found.fragment, found.overlap)
+    steps = schedule.Schedule(bucket.q_len, bucket.kv_len, band, *blocks).steps
+    assert [step.first and step.last for step in steps] == [True] * (bucket.q_len // bucket.config[0])

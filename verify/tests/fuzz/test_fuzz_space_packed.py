@@ -255,6 +255,8 @@ def replay_hazards(case: Case) -> set[str]:
     """Which query blocks meet a score beyond the limit, and where, from the exact scores of the first head."""
     inputs, problem = case.inputs, case.problem
     assert isinstance(inputs, AttentionCase)
+    if inputs.window is not None:
+        return set()  # anchors are not the first keys' there
     block_q, block_kv, _ = inputs.config
     scores = np.where(problem.mask(), logits(problem, 0) * np.log2(np.e), -np.inf)
     with np.errstate(invalid="ignore"):
