@@ -195,7 +195,7 @@ _REPLAYED = (
     Bucket(
         name="1024x1536-d64-overlapping", shape=(1, 1, 1, 1024, 1536, 64), causal=True, scale=LOG2_UNITS,
         config=(512, 0, 0), why="key blocks that overlap: a query block has one step, which fails and is replayed",
-        window=(600, 0),
+        window=(500, 0),
     ),
     Bucket(
         name="256x512-d64-wide", shape=(1, 1, 1, 256, 512, 64), causal=False, scale=LOG2_UNITS, config=(128, 256, 128),
