@@ -139,7 +139,8 @@ def resolve(
     # Cores that share a call take steps side by side, and what is fetched ahead goes from step to step.
     if config.block_kv is None and not (online or segments) and lookahead != 1 and core.cores == 1:
         overlapping = _overlapping(Blocks(block_q, block_kv, fragment), q_len, kv_len, band, most.block_q)
-        if overlapping is not None and vmem_bytes(overlapping, *(2 * [2 * LANES if wide else LANES])) <= VMEM_LIMIT:
+        widest = 2 * LANES if wide else LANES
+        if overlapping is not None and vmem_bytes(overlapping, widest, widest) <= VMEM_LIMIT:
             return overlapping
     whole = q_len % block_q == 0 and kv_len % block_kv == 0
     if lookahead is None:
